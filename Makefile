@@ -1,0 +1,47 @@
+# Every target sets up what it needs: a fresh clone with python3 (3.11+) and make is enough.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+BENCH_READY := $(VENV)/.ready-bench
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint format bench clean
+
+help:
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile
+
+demo: $(READY)  ## four processes draw a lottery, without a lock and with one
+	@$(BIN)/python -m examples.lottery
+
+test: $(READY)  ## the whole test suite (under 8 minutes on 2 cores)
+	@$(BIN)/python -m pytest -q
+
+lint: $(READY)  ## ruff and mypy --strict
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+format: $(READY)  ## let ruff lay out the code
+	@$(BIN)/ruff check --fix -q .
+	@$(BIN)/ruff format -q .
+
+bench: $(BENCH_READY)  ## figures beside other libraries, in one run on one server
+	@$(BIN)/python -m benchmarks.uncontended
+	@$(BIN)/python -m benchmarks.keeper
+
+clean:  ## remove the virtual environment and caches
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+$(READY): pyproject.toml
+	@echo "setting up $(VENV) (once)"
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "Holdfast needs Python 3.11 or newer; try: make PYTHON=python3.12 ..."; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[all]' --group dev
+	@touch $@
+
+$(BENCH_READY): $(READY)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --group bench
+	@touch $@

@@ -1,0 +1,1 @@
+"""Holdfast: distributed locks for Python."""

@@ -1,0 +1,194 @@
+"""Everything that Holdfast raises.
+
+    HoldfastError
+    ├── NotAcquired                  the lock was not obtained
+    │   └── AcquireTimeout           ... within the wait (also a TimeoutError)
+    │       └── ServerSilent         ... because no server answered (also an Unavailable)
+    ├── LeaseLost                    it was held, and no longer is
+    ├── NotHeld                      a release of what is not held (also a RuntimeError)
+    ├── OutcomeUnknown               sent, but nobody can say whether it took effect
+    ├── Unavailable                  no server could be used (also a ConnectionError)
+    ├── Unsupported                  this server or engine cannot do that
+    ├── InvalidName                  (also a ValueError)
+    └── InvalidConfig                (also a ValueError)
+
+Strategy: an error keeps facts as attributes and computes its message from them, so that a message can neither
+drift from the facts nor carry a token or a password. Each says what happened, to which lock, and what to do next.
+Exceptions of other libraries never leave Holdfast; they are chained as causes. All of them survive pickling,
+because work guarded by a lock is often done in a process pool.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = [
+    "AcquireTimeout",
+    "HoldfastError",
+    "InvalidConfig",
+    "InvalidName",
+    "LeaseLost",
+    "LocalOnlyWarning",
+    "NotAcquired",
+    "NotHeld",
+    "OutcomeUnknown",
+    "ServerSilent",
+    "Unavailable",
+    "Unsupported",
+]
+
+
+class HoldfastError(Exception):
+    """Base class of all errors of Holdfast."""
+
+    def __str__(self) -> str:
+        return self._message()
+
+    def _message(self) -> str:
+        return Exception.__str__(self)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.args, self.__dict__)
+
+
+def _rebuild(cls: type[HoldfastError], args: tuple[Any, ...], facts: dict[str, Any]) -> HoldfastError:
+    error = cls.__new__(cls, *args)
+    error.__dict__.update(facts)
+    return error
+
+
+class NotAcquired(HoldfastError):
+    """The lock was not obtained."""
+
+    def __init__(self, name: str, reason: str = "it is held by someone else") -> None:
+        super().__init__()
+        self.name = name
+        self.reason = reason
+
+    def _message(self) -> str:
+        return f"lock {self.name!r} was not acquired: {self.reason}"
+
+
+class AcquireTimeout(NotAcquired, TimeoutError):
+    """The lock was not obtained within the wait."""
+
+    def __init__(self, name: str, waited: float, reason: str = "it is held by someone else") -> None:
+        super().__init__(name, reason)
+        self.waited = waited
+
+    def _message(self) -> str:
+        waited = f"within {self.waited:g} s" if self.waited else "at the first try"
+        return (
+            f"lock {self.name!r} was not acquired {waited}: {self.reason}. "
+            "Wait longer (wait=), or catch AcquireTimeout and come back later"
+        )
+
+
+class LeaseLost(HoldfastError):
+    """The lease ended before its holder let it go: the guarded work may have run beside another holder."""
+
+    def __init__(self, name: str, fence: int | None, reason: str) -> None:
+        super().__init__()
+        self.name = name
+        self.fence = fence
+        self.reason = reason
+
+    def _message(self) -> str:
+        return (
+            f"the lease on {self.name!r} (fence {self.fence}) was lost: {self.reason}. Stop the guarded work, and let "
+            "what it writes to refuse this fence"
+        )
+
+
+class NotHeld(HoldfastError, RuntimeError):
+    """A release of a lock that is not held."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+
+    def _message(self) -> str:
+        return f"lock {self.name!r} is not held through this object: acquire it first, and release it once"
+
+
+class OutcomeUnknown(HoldfastError):
+    """A step was sent and no answer came back: it may or may not have taken effect."""
+
+    def __init__(self, name: str, action: str, advice: str) -> None:
+        super().__init__()
+        self.name = name
+        self.action = action
+        self.advice = advice
+
+    def _message(self) -> str:
+        return f"whether {self.action} of {self.name!r} took effect is unknown, for no answer came back: {self.advice}"
+
+
+class Unavailable(HoldfastError, ConnectionError):
+    """No server could be used. ``causes`` says why, by server (addresses carry no credentials)."""
+
+    def __init__(self, causes: Mapping[str, str], advice: str) -> None:
+        super().__init__()
+        self.causes = dict(causes)
+        self.advice = advice
+
+    def _message(self) -> str:
+        why = "; ".join(f"{server}: {cause}" for server, cause in self.causes.items())
+        return f"cannot use {why}. {self.advice}"
+
+
+class ServerSilent(AcquireTimeout, Unavailable):
+    """The wait is over and the server has not answered: who holds the lock is not known."""
+
+    def __init__(self, name: str, waited: float, causes: Mapping[str, str], advice: str) -> None:
+        why = "; ".join(f"{server}: {cause}" for server, cause in causes.items())
+        AcquireTimeout.__init__(self, name, waited, f"cannot use {why}")
+        self.causes = dict(causes)
+        self.advice = advice
+
+    def _message(self) -> str:
+        return f"lock {self.name!r} was not acquired within {self.waited:g} s: {self.reason}. {self.advice}"
+
+
+class Unsupported(HoldfastError):
+    """This server or engine cannot do what was asked."""
+
+    def __init__(self, what: str, advice: str) -> None:
+        super().__init__()
+        self.what = what
+        self.advice = advice
+
+    def _message(self) -> str:
+        return f"{self.what}: {self.advice}"
+
+
+class InvalidName(HoldfastError, ValueError):
+    """A lock name that cannot be used."""
+
+    def __init__(self, name: object, problem: str) -> None:
+        super().__init__()
+        self.name = name
+        self.problem = problem
+
+    def _message(self) -> str:
+        shown = repr(self.name)
+        if len(shown) > 60:
+            shown = f"{shown[:57]}..."
+        return f"{shown} cannot name a lock: {self.problem}"
+
+
+class InvalidConfig(HoldfastError, ValueError):
+    """An option, argument or URL that cannot be used."""
+
+    def __init__(self, what: str, problem: str) -> None:
+        super().__init__()
+        self.what = what
+        self.problem = problem
+
+    def _message(self) -> str:
+        return f"{self.what}: {self.problem}"
+
+
+class LocalOnlyWarning(UserWarning):
+    """No server was named, so locks reach no further than this machine."""

@@ -1,0 +1,1 @@
+"""A simulated world in which the protocols of Holdfast run, and can be broken."""
