@@ -1,0 +1,156 @@
+"""The blocking face: every method runs a protocol to its end in the calling thread."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+from holdfast.drivers.blocking import Driver
+from holdfast.engines.target import aim
+from holdfast.face import BaseClient
+from holdfast.lease import BaseLease
+from holdfast.options import client_terms, patience, seconds
+from holdfast.protocol.lock import BaseLock, BaseLost, extend_lease, release_lease, wait_until_lost
+
+__all__ = ["Client", "Lease", "Lock", "Lost", "connect", "lock"]
+
+
+class Lost(BaseLost):
+    """An event that is set once the lease is lost."""
+
+    __slots__ = ()
+    _driver: Driver
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until the lease is lost, at most that long; whether it is."""
+        return self._driver.run(wait_until_lost(self._hold, timeout))
+
+
+class Lease(BaseLease):
+    """A hold on a lock."""
+
+    __slots__ = ()
+    _driver: Driver
+
+    @property
+    def lost(self) -> Lost:
+        """An event: ``is_set()``, ``wait(timeout)``."""
+        return Lost(self._driver, self._hold)
+
+    def extend(self, n: float) -> None:
+        """Make it last at least n seconds from now. It never gets shorter."""
+        self._driver.run(extend_lease(self, seconds("extend", n, least=0.01)))
+
+    def release(self) -> None:
+        """Give it back. LeaseLost if it was lost before, NotHeld if it was given back already."""
+        self._driver.run(release_lease(self))
+
+
+class Lock(BaseLock[Lease]):
+    """A lock, used like threading.Lock; ``with`` gives the Lease."""
+
+    __slots__ = ()
+    _driver: Driver
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> Lease | None:
+        """A Lease, or None if the lock could not be had (in time)."""
+        return self._driver.run(self._acquire(patience(blocking, timeout)))
+
+    def release(self) -> None:
+        """Release what this object holds, from whichever thread. NotHeld if that is nothing."""
+        self._driver.run(self._release())
+
+    def locked(self) -> bool:
+        """Whether anybody holds the lock, asked of the server."""
+        return self._driver.run(self._locked())
+
+    def __enter__(self) -> Lease:
+        return self._driver.run(self._enter())
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._driver.run(self._leave(error))
+
+
+class Client(BaseClient):
+    """Locks on one server. Any thread may use it; a forked child may, too, and holds nothing."""
+
+    _driver: Driver
+
+    def lock(
+        self,
+        *names: str,
+        ttl: float = 30.0,
+        wait: float | None = None,
+        renew: bool = True,
+        max_hold: float | None = None,
+        on_lost: Callable[[Lease], object] | None = None,
+        label: str = "",
+        cohort: int | None = None,
+    ) -> Lock:
+        """A lock of that name.
+
+        ttl: seconds after which the lock is free again if its holder falls silent; renewed while it does not.
+        wait: seconds that ``with`` waits before AcquireTimeout (None: for ever, 0: not at all).
+        renew: whether the lease is renewed in the background.
+        max_hold: seconds after which it is no longer renewed, and its holder is told.
+        on_lost: called with the lease, in a thread of its own, when it is lost.
+        label: a word for people who look at who holds what.
+        """
+        return Lock(
+            *self._ask(
+                names,
+                ttl=ttl,
+                wait=wait,
+                renew=renew,
+                max_hold=max_hold,
+                on_lost=on_lost,
+                label=label,
+                cohort=cohort,
+            ),
+            Lease,
+        )
+
+    def close(self) -> None:
+        """Let go of connections and threads. What is still held is lost to its holder, and ends by its ttl."""
+        self._driver.close()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def connect(
+    target: Any = None,
+    *,
+    namespace: str = "",
+    timeout: float = 5.0,
+    fence_retention: float = 3600.0,
+    cohort: int = 64,
+) -> Client:
+    """A client of the server at a URL, of a redis.Redis, or (with neither) of HOLDFAST_URL or local://.
+
+    Nothing is contacted until the first lock is. Close it, or use it as a context manager.
+    """
+    shared = client_terms(timeout=timeout, fence_retention=fence_retention, cohort=cohort)
+    return Client(Driver(aim(target, aio=False), shared.timeout), namespace=namespace, shared=shared)
+
+
+_default: Client | None = None
+_default_lock = threading.Lock()
+
+
+def lock(*names: str, **options: Any) -> Lock:
+    """A lock of a client that is made on first use: ``with holdfast.lock("nightly"): ...``"""
+    global _default  # noqa: PLW0603 (that is what a default client is)
+    if _default is None:
+        with _default_lock:
+            _default = _default or connect()
+    return _default.lock(*names, **options)

@@ -1,0 +1,1 @@
+"""How a protocol is run: with threads, or with asyncio."""

@@ -1,0 +1,182 @@
+"""Runs protocols with threads.
+
+``run`` is the whole driver: it performs one effect after the other in the calling thread. The keeper is the same loop
+in a daemon thread, with a connection of its own.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import weakref
+from time import sleep
+from typing import Any, TypeVar
+
+from holdfast.drivers import clock
+from holdfast.engines.redis import Engine
+from holdfast.engines.target import Target
+from holdfast.lease import Hold
+from holdfast.protocol import effects as fx
+from holdfast.protocol.keepalive import Book, keep
+
+__all__ = ["Bell", "Driver"]
+
+T = TypeVar("T")
+log = logging.getLogger("holdfast")
+
+_drivers: weakref.WeakSet[Driver] = weakref.WeakSet()
+
+
+class Bell(threading.Event):
+    """An event that rings."""
+
+    ring = threading.Event.set
+
+
+class Driver:
+    """Runs protocols for one client: its engine, its keeper and its book."""
+
+    def __init__(self, target: Target, timeout: float) -> None:
+        self.address = target.address
+        self.engine = Engine(target, timeout)
+        self.book = Book(Bell())
+        self.now = clock.now
+        self.life = 0  # counts forks
+        self._keepers_engine = Engine(target, timeout)
+        self._keeper: threading.Thread | None = None
+        self._starting = threading.Lock()
+        _drivers.add(self)
+
+    gate = staticmethod(threading.Lock)
+
+    def run(self, protocol: fx.Effects[T], engine: Engine | None = None) -> T:
+        engine = engine or self.engine
+        interrupt: BaseException | None = None
+        advance: Any = protocol.send
+        value: Any = None
+        while True:
+            try:
+                effect = advance(value)
+                advance, value = protocol.send, self._perform(effect, engine)
+            except StopIteration as done:
+                if interrupt is not None:
+                    raise interrupt from None
+                result: T = done.value
+                return result
+            except BaseException as error:
+                if fx.is_over(protocol):  # that was its own last word
+                    raise interrupt or error from (error.__cause__ if interrupt is None else None)
+                if isinstance(error, Exception):
+                    advance, value = protocol.throw, error
+                else:  # Ctrl-C, or whatever a signal handler raises, here or in the effect
+                    interrupt = error
+                    advance, value = protocol.throw, fx.Interrupted()
+
+    def _perform(self, effect: fx.Effect, engine: Engine) -> Any:
+        if isinstance(effect, fx.Now):
+            return clock.now()
+        if isinstance(effect, fx.Call):
+            return engine.call(effect.step, effect.timeout)
+        if isinstance(effect, fx.Enter):
+            return _pass_gate(effect.gate, effect.until)
+        if isinstance(effect, fx.NewToken):
+            return clock.new_token(effect.label)
+        if isinstance(effect, fx.Caller):
+            return threading.get_ident()
+        if isinstance(effect, fx.Wait):
+            return _wait(effect.bell, effect.until)
+        if isinstance(effect, fx.CallEach):
+            return engine.call_each(effect.steps, effect.timeout)
+        if isinstance(effect, fx.NewBell):
+            return Bell()
+        if isinstance(effect, fx.Entrust):
+            self.book.entrust(effect.hold, clock.now())
+            return self.keep()
+        if isinstance(effect, fx.Tell):
+            return _tell(effect.hold)
+        if isinstance(effect, fx.Attach):
+            return None  # a thread cannot be cancelled; its body has lost and check()
+        return effect.error, False
+
+    def admit(self, hold: Hold) -> None:
+        """A hold begins: the keeper looks after it from now on."""
+        self.book.enter(hold)
+        if self._keeper is None:
+            self.keep()
+
+    def keep(self) -> None:
+        """See to it that the keeper runs."""
+        if self._keeper is None:
+            with self._starting:
+                if self._keeper is None and not self.book.closed:
+                    self._keeper = threading.Thread(target=self._keep, name="holdfast-keeper", daemon=True)
+                    self._keeper.start()
+
+    def _keep(self) -> None:
+        while not self.book.closed:
+            try:
+                self.run(keep(self.book), self._keepers_engine)
+            except Exception:
+                log.exception("the keeper of %s stumbled and starts again", self.engine.address)
+                sleep(1.0)
+
+    def close(self) -> None:
+        self.book.close()
+        keeper = self._keeper
+        if keeper is not None and keeper is not threading.current_thread():
+            keeper.join(timeout=2.0)
+        for hold in list(self.book.holds.values()):
+            if hold.lose("its client was closed"):
+                _tell(hold)
+        self.engine.close()
+        self._keepers_engine.close()
+
+    def forget(self) -> None:
+        """In a forked child: threads are gone, and sockets, locks and leases are the parent's."""
+        self.life += 1
+        self.engine.forget()
+        self._keepers_engine.forget()
+        self.book.disown("this process was forked from the holder; the hold stayed with the parent")
+        self.book.bell = Bell()
+        self._keeper = None
+        self._starting = threading.Lock()
+
+
+def _pass_gate(gate: Any, until: float | None) -> bool:
+    if gate.acquire(blocking=False):
+        return True
+    if until is None:
+        return bool(gate.acquire())
+    left = until - clock.now()
+    return left > 0 and bool(gate.acquire(timeout=min(left, threading.TIMEOUT_MAX)))
+
+
+def _wait(bell: fx.Bell | None, until: float) -> None:
+    left = min(until - clock.now(), threading.TIMEOUT_MAX)
+    if isinstance(bell, Bell):
+        bell.wait(left)
+    elif left > 0:
+        sleep(left)
+
+
+def _tell(hold: Hold) -> None:
+    """Call on_lost, in a thread of its own: what it does must not hold up the renewal of other leases."""
+
+    def run() -> None:
+        try:
+            hold.notify()  # type: ignore[misc]
+        except Exception:
+            log.exception("on_lost of the lock %r failed", hold.name)
+
+    if hold.notify is not None:
+        threading.Thread(target=run, name="holdfast-on-lost", daemon=True).start()
+
+
+def _forget_all() -> None:
+    for driver in list(_drivers):
+        driver.forget()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_all)

@@ -1,0 +1,30 @@
+"""The clock and the tokens of a real process."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import time
+from collections.abc import Callable
+from functools import lru_cache, partial
+from secrets import token_urlsafe
+from typing import Final
+
+__all__ = ["new_token", "now"]
+
+# A suspended machine must wake up knowing that its leases are over; CLOCK_MONOTONIC stands still meanwhile.
+now: Final[Callable[[], float]] = (
+    partial(time.clock_gettime, time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic
+)
+
+
+def new_token(label: str) -> str:
+    """Who holds it, readable, and 128 random bits that nobody can guess."""
+    return _readable(label, os.getpid()) + token_urlsafe(16)
+
+
+@lru_cache(maxsize=256)
+def _readable(label: str, pid: int) -> str:
+    parts = [socket.gethostname()[:24], str(pid), label[:24]]
+    return "-".join(re.sub(r"[^A-Za-z0-9_.~]+", "_", part) for part in parts if part) + "."

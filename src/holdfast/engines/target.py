@@ -1,0 +1,142 @@
+"""Where the server is: what ``connect`` was given, turned into a way to make connections of our own.
+
+Connections are redis-py's, made with the settings of the user's client (TLS, credentials, database), but they are
+ours: its pool is never drained, its retries never resend a step behind our back, and how it decodes replies does not
+matter. RESP2 is spoken, whatever the client speaks.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from holdfast.engines import local
+from holdfast.errors import InvalidConfig, LocalOnlyWarning, Unsupported
+from holdfast.url import Location, locate, redact
+
+__all__ = ["Target", "aim"]
+
+_told = False
+
+
+class Target(NamedTuple):
+    """How to make a connection: a class of redis-py's, its settings, and whatever must happen first."""
+
+    address: str
+    connection_class: type[Any]
+    settings: dict[str, Any]
+    prepare: Callable[[], dict[str, Any]] | None = None
+
+    def connection(self, timeout: float, extra: dict[str, Any]) -> Any:
+        return self.connection_class(
+            **{**self.settings, **extra, "socket_timeout": timeout, "socket_connect_timeout": timeout}
+        )
+
+
+def aim(target: object, *, aio: bool) -> Target:
+    """The server that ``connect(target)`` means. Nothing is contacted yet."""
+    if target is None:
+        target = os.environ.get("HOLDFAST_URL") or _fall_back_to_local()
+    if isinstance(target, str):
+        return _aim_at_url(locate(target), target, _flavour(aio))
+    return _aim_at_client(target, aio)
+
+
+def _fall_back_to_local() -> str:
+    global _told  # noqa: PLW0603 (once per process, whoever asks)
+    if not _told:
+        _told = True
+        warnings.warn(
+            "no server was named, so an embedded one on this machine is used (local://): locks reach no further than "
+            "this machine. Name a server in HOLDFAST_URL or connect(url), or name local:// to silence this",
+            LocalOnlyWarning,
+            stacklevel=5,
+        )
+    return "local://"
+
+
+def _flavour(aio: bool) -> ModuleType:
+    if aio:
+        import redis.asyncio.connection as flavour
+    else:
+        import redis.connection as flavour  # type: ignore[no-redef]
+    return flavour
+
+
+def _aim_at_url(location: Location, url: str, flavour: ModuleType) -> Target:
+    if location.engine == "local":
+        directory = location.directory
+
+        def prepare() -> dict[str, Any]:
+            return {"path": local.ensure(directory)}
+
+        return Target(location.address, flavour.UnixDomainSocketConnection, _ours({}, flavour), prepare)
+    try:
+        settings = dict(flavour.parse_url(location.redis_url))
+    except ValueError as error:
+        # Its text may quote the URL; what matters in it is which option is wrong.
+        raise InvalidConfig(f"URL {redact(url)!r}", redact(str(error))) from None
+    connection_class = settings.pop("connection_class", flavour.Connection)
+    return Target(location.address, connection_class, _ours(settings, flavour))
+
+
+def _aim_at_client(client: object, aio: bool) -> Target:
+    import redis
+    import redis.asyncio
+    import redis.asyncio.cluster
+    import redis.cluster
+
+    if isinstance(client, (redis.cluster.RedisCluster, redis.asyncio.cluster.RedisCluster)):
+        raise Unsupported(
+            "a RedisCluster client", "this version speaks to single servers; hand over a redis.Redis"
+        )
+    wanted, other = (redis.asyncio.Redis, redis.Redis) if aio else (redis.Redis, redis.asyncio.Redis)
+    if isinstance(client, other):
+        here, there = (
+            ("holdfast.aio.connect", "holdfast.connect")
+            if aio
+            else ("holdfast.connect", "holdfast.aio.connect")
+        )
+        raise InvalidConfig(
+            f"{here}({type(client).__module__}.Redis)", f"hand this client to {there} instead"
+        )
+    if not isinstance(client, wanted):
+        raise InvalidConfig(
+            f"connect({type(client).__name__})",
+            "give a URL, a redis client, or nothing for an embedded server",
+        )
+    pool = client.connection_pool
+    settings = dict(pool.connection_kwargs)
+    return Target(_address(settings), pool.connection_class, _ours(settings, _flavour(aio)))
+
+
+def _address(settings: dict[str, Any]) -> str:
+    if path := settings.get("path"):
+        return f"unix://{path}"
+    return (
+        f"redis://{settings.get('host', 'localhost')}:{settings.get('port', 6379)}/{settings.get('db') or 0}"
+    )
+
+
+def _ours(settings: dict[str, Any], flavour: ModuleType) -> dict[str, Any]:
+    """The user's settings, less what belongs to their pool and to redis-py's own way of calling."""
+    kept = {
+        option: value
+        for option, value in settings.items()
+        if not option.startswith(
+            ("maint_notifications", "oss_cluster_maint", "orig_", "himport", "event_dispatcher")
+        )
+    }
+    kept.update(
+        decode_responses=False,
+        encoding="utf-8",
+        protocol=2,
+        health_check_interval=0,
+        retry=flavour.Retry(flavour.NoBackoff(), 0),
+        retry_on_timeout=False,
+        retry_on_error=[],
+    )
+    return kept

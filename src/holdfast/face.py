@@ -1,0 +1,41 @@
+"""What the two faces share: a client's settings, and how a request for a lock is checked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from holdfast.errors import InvalidName, Unsupported
+from holdfast.lease import Terms
+from holdfast.names import Keys, check_namespace, keys_of
+from holdfast.options import terms_of
+
+__all__ = ["BaseClient"]
+
+
+class BaseClient:
+    """A client: a driver and what all of its locks have in common."""
+
+    _words: tuple[str, ...] = ()  # what on_lost may say beside naming a callable
+
+    def __init__(self, driver: Any, *, namespace: str, shared: Terms) -> None:
+        self._driver = driver
+        self._namespace = check_namespace(namespace)
+        self._shared = shared
+
+    def _ask(self, names: tuple[str, ...], **options: Any) -> tuple[Any, Keys, Terms]:
+        """Everything a Lock is made of, checked."""
+        if len(names) != 1:
+            if not names:
+                raise InvalidName("", "name what is to be locked")
+            raise Unsupported("a lock on several names", "nest one lock per name, in sorted order")
+        try:
+            keys = keys_of(names[0], self._namespace)
+        except TypeError:  # unhashable, so it never reached the check
+            raise InvalidName(names[0], f"a name is a str, not {type(names[0]).__name__}") from None
+        return self._driver, keys, terms_of(shared=self._shared, words=self._words, **options)
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a client cannot be pickled: connect anew in the other process")
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__module__}.Client of {self._driver.address}>"

@@ -1,0 +1,87 @@
+"""The server as a whole: its clock, all its keys, and messages."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from holdfast.lab.commands.table import command
+from holdfast.lab.commands.words import SYNTAX, integer, matcher
+from holdfast.lab.replies import OK, Reply, ReplyError, Status
+from holdfast.lab.values import KINDS, kind_of
+
+if TYPE_CHECKING:
+    from holdfast.lab.store import Store
+
+
+@command()
+def ping(store: Store, message: bytes | None = None) -> Reply:
+    return Status("PONG") if message is None else message
+
+
+@command()
+def echo(store: Store, message: bytes) -> Reply:
+    return message
+
+
+@command()
+def time(store: Store) -> Reply:
+    """Nobody moves the clock while a script runs, so a script sees one time from its start to its end."""
+    seconds, microseconds = divmod(store.now_us, 1_000_000)
+    return [b"%d" % seconds, b"%d" % microseconds]
+
+
+@command()
+def dbsize(store: Store) -> Reply:
+    return len(store.values)
+
+
+@command()
+def keys(store: Store, pattern: bytes) -> Reply:
+    matches = matcher(pattern).fullmatch
+    return [key for key in sorted(store.values) if matches(key)]
+
+
+@command()
+def scan(store: Store, cursor: bytes, *options: bytes) -> Reply:
+    """The whole iteration in one go, which is one of the ways a server may do it."""
+    if not cursor.isdigit():
+        raise ReplyError("ERR invalid cursor")
+    matches, kind = matcher(b"*").fullmatch, ""
+    if len(options) % 2:
+        raise ReplyError(SYNTAX)
+    for option, value in zip(options[::2], options[1::2], strict=True):
+        if option.upper() == b"MATCH":
+            matches = matcher(value).fullmatch
+        elif option.upper() == b"TYPE":
+            kind = value.decode(errors="replace").lower()
+            if kind not in KINDS:
+                raise ReplyError(f"ERR unknown type name '{kind}'")
+        elif option.upper() != b"COUNT" or integer(value) < 1:
+            raise ReplyError(SYNTAX)
+    found = (key for key, value in store.values.items() if not kind or kind_of(value) == kind)
+    return [b"0", [key for key in sorted(found) if matches(key)]]
+
+
+@command(write=True)
+def flushall(store: Store, *mode: bytes) -> Reply:
+    return _flush(store, mode)
+
+
+@command(write=True)
+def flushdb(store: Store, *mode: bytes) -> Reply:
+    return _flush(store, mode)
+
+
+def _flush(store: Store, mode: tuple[bytes, ...]) -> Reply:
+    if [word.upper() for word in mode] not in ([], [b"SYNC"], [b"ASYNC"]):
+        raise ReplyError(SYNTAX)
+    for key in list(store.values):
+        store.remove(key)
+    return OK
+
+
+@command()
+def publish(store: Store, channel: bytes, message: bytes) -> Reply:
+    """Nobody is subscribed at the moment of the call: whoever owns the store delivers what is in the outbox."""
+    store.outbox.append((channel, message))
+    return 0

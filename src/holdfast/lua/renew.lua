@@ -1,0 +1,18 @@
+-- Make our lease last at least so long from now; never make it shorter.
+--
+-- KEYS 1 the lock
+-- ARGV 1 token   2 ttl in ms
+--
+-- Returns 1 renewed, 0 the key is gone, -1 it is another owner's.
+--
+-- One step, because only the owner may touch the ttl, and ownership can end between a GET and a PEXPIRE.
+
+local owner = redis.call('GET', KEYS[1])
+if owner ~= ARGV[1] then
+  return owner and -1 or 0
+end
+local left_ms = redis.call('PTTL', KEYS[1])
+if left_ms >= 0 and left_ms < tonumber(ARGV[2]) then
+  redis.call('PEXPIRE', KEYS[1], ARGV[2])
+end
+return 1

@@ -1,0 +1,98 @@
+"""Options and their limits, checked where they are given: bad input is refused before anything is sent."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable
+from typing import Any, Final
+
+from holdfast.errors import InvalidConfig
+from holdfast.lease import Terms
+
+__all__ = ["client_terms", "patience", "seconds", "terms_of"]
+
+SHORTEST_TTL: Final = 0.01
+LONGEST: Final = 366 * 86_400.0
+LONGEST_LABEL: Final = 200
+
+
+def seconds(what: str, value: Any, *, least: float = 0.0, most: float = LONGEST) -> float:
+    """A finite number of seconds within limits."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise InvalidConfig(f"{what}={value!r}", "give a number of seconds")
+    if not least <= value <= most:  # NaN compares false
+        limit = f"at least {least:g}" if not value > most else f"at most {most:g}"
+        raise InvalidConfig(f"{what}={value!r}", f"give {limit} seconds")
+    return float(value)
+
+
+def terms_of(
+    *,
+    ttl: float,
+    wait: float | None,
+    renew: bool,
+    max_hold: float | None,
+    on_lost: Callable[[Any], object] | str | None,
+    label: str,
+    cohort: int | None,
+    shared: Terms,
+    words: tuple[str, ...] = (),
+) -> Terms:
+    """The terms of one lock; ``shared`` has what all locks of a client share, ``words`` what on_lost may say."""
+    if wait is not None and wait != math.inf:
+        wait = seconds("wait", wait)
+    else:
+        wait = None
+    if on_lost is not None and not callable(on_lost) and on_lost not in words:
+        choice = "a callable that takes the lease" + "".join(f", or {word!r}" for word in words)
+        raise InvalidConfig(f"on_lost={on_lost!r}", f"give {choice}")
+    if not isinstance(label, str) or len(label) > LONGEST_LABEL:
+        raise InvalidConfig(f"label={label!r:.60}", f"give a text of at most {LONGEST_LABEL} characters")
+    return Terms(
+        ttl=seconds("ttl", ttl, least=SHORTEST_TTL),
+        wait=wait,
+        renew=bool(renew),
+        max_hold=None if max_hold is None else seconds("max_hold", max_hold, least=SHORTEST_TTL),
+        on_lost=on_lost,
+        label=label,
+        cohort=shared.cohort if cohort is None else whole("cohort", cohort),
+        timeout=shared.timeout,
+        fence_retention=shared.fence_retention,
+    )
+
+
+def client_terms(*, timeout: float, fence_retention: float, cohort: int) -> Terms:
+    """What all locks of a client share."""
+    return Terms(
+        ttl=30.0,
+        wait=None,
+        renew=True,
+        max_hold=None,
+        on_lost=None,
+        label="",
+        cohort=whole("cohort", cohort),
+        timeout=seconds("timeout", timeout, least=0.01, most=3600.0),
+        fence_retention=seconds("fence_retention", fence_retention, least=1.0),
+    )
+
+
+def whole(what: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= 1_000_000:
+        raise InvalidConfig(f"{what}={value!r}", "give a whole number from 0 to 1000000")
+    return value
+
+
+def patience(blocking: bool, timeout: float) -> float | None:
+    """``acquire(blocking, timeout)`` as threading.Lock has it, as seconds to wait (None: for ever)."""
+    if timeout == -1:
+        return None if blocking else 0.0
+    if not blocking:
+        raise InvalidConfig(f"acquire(blocking=False, timeout={timeout!r})", "give one of the two")
+    if not timeout >= 0:
+        raise InvalidConfig(
+            f"acquire(timeout={timeout!r})", "give at least 0 seconds, or -1 to wait for ever"
+        )
+    if timeout > threading.TIMEOUT_MAX:
+        raise OverflowError(f"timeout={timeout!r} is more than threading.TIMEOUT_MAX")
+    return float(timeout)

@@ -1,0 +1,255 @@
+"""What a protocol can ask for.
+
+A protocol is a generator. It yields effects and is sent their results; a driver performs them: with threads, with
+asyncio, or in the simulated world of the lab. The functions at the end of this module are the only ones that yield
+to the driver; everything else reaches it by ``yield from``.
+
+What a driver promises:
+
+- ``Call`` runs one step on the server and sends its reply, or throws ``StepFailed``. It takes no longer than its
+  timeout. A step that failed with ``sent`` may have taken effect, or may still do so.
+- When the caller is interrupted (a cancelled task, Ctrl-C), ``Interrupted`` is thrown at the pending effect, at once,
+  unless that is a shielded ``Call``: under asyncio it is allowed to finish, for its own (short) timeout, and the
+  cancellation surfaces when the protocol ends. After ``Interrupted`` the protocol may still yield; what it yields
+  to clean up is shielded. Then it raises ``Interrupted`` again, and the driver raises what the caller expects.
+- ``Wait`` ends when the bell rings or the time has come; it does not say which. Wake-ups are hints.
+- A generator that is closed without a throw has crashed: no clean-up runs. So protocols catch ``STOPPED``, never
+  BaseException.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Hashable, Sequence
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar
+
+from holdfast.errors import HoldfastError
+from holdfast.lease import Hold
+
+__all__ = [
+    "STOPPED",
+    "Attach",
+    "Bell",
+    "Call",
+    "CallEach",
+    "Caller",
+    "Command",
+    "Detach",
+    "Effect",
+    "Effects",
+    "Enter",
+    "Entrust",
+    "Gate",
+    "Interrupted",
+    "NewBell",
+    "NewToken",
+    "Now",
+    "Step",
+    "StepFailed",
+    "Tell",
+    "Wait",
+    "attach",
+    "call",
+    "call_each",
+    "caller",
+    "clock",
+    "detach",
+    "enter",
+    "entrust",
+    "is_over",
+    "new_bell",
+    "new_token",
+    "tell",
+    "wait",
+]
+
+T = TypeVar("T")
+
+
+class Step(NamedTuple):
+    """One atomic step on the server: a script of ``lua/`` by name, its keys and arguments."""
+
+    script: str
+    keys: tuple[str, ...]
+    args: tuple[str | int, ...]
+
+
+class Command(NamedTuple):
+    """One plain command of the server, for what needs no script."""
+
+    args: tuple[str | int, ...]
+
+
+class StepFailed(Exception):
+    """A step brought no reply. ``sent``: it may have taken effect all the same. ``retry``: another try may succeed."""
+
+    def __init__(self, error: HoldfastError, *, sent: bool, retry: bool) -> None:
+        super().__init__(str(error))
+        self.error = error
+        self.sent = sent
+        self.retry = retry
+
+
+class Interrupted(BaseException):
+    """The caller was cancelled. A BaseException, so that no ``except Exception`` swallows it."""
+
+
+# Whatever ends a protocol early, short of a crash. KeyboardInterrupt is here because a signal handler can raise it
+# while the protocol's own code runs, where no driver stands between to turn it into Interrupted.
+STOPPED: Final = (Exception, Interrupted, KeyboardInterrupt, SystemExit)
+
+
+class Bell(Protocol):
+    """Something to wait at. Ringing is idempotent until it is cleared."""
+
+    def ring(self) -> None: ...
+    def clear(self) -> None: ...
+
+
+class Gate(Protocol):
+    """A mutex within the process. It is entered through ``Enter`` and left directly, from any thread."""
+
+    def release(self) -> None: ...
+    def locked(self) -> bool: ...
+
+
+class Call(NamedTuple):
+    """Run one step on the server."""
+
+    step: Step | Command
+    timeout: float
+    shielded: bool
+
+
+class CallEach(NamedTuple):
+    """Run many steps in one go. The reply is a list with, for each, its reply or the StepFailed."""
+
+    steps: Sequence[Step]
+    timeout: float
+
+
+class Wait(NamedTuple):
+    """Sleep until the bell rings (if there is one) or the time has come."""
+
+    bell: Bell | None
+    until: float
+
+
+class Enter(NamedTuple):
+    """Pass the gate, by that time (None: whenever). The reply says whether it was passed."""
+
+    gate: Gate
+    until: float | None
+
+
+class Now(NamedTuple):
+    """What time is it? Seconds on a clock that never steps back and does not stop while the machine sleeps."""
+
+
+class NewToken(NamedTuple):
+    """A token that nobody can guess, with a readable part."""
+
+    label: str
+
+
+class NewBell(NamedTuple):
+    """A bell for this driver's kind of waiting."""
+
+
+class Caller(NamedTuple):
+    """Who is asking: the thread, or the asyncio task."""
+
+
+class Entrust(NamedTuple):
+    """Let the keeper see to it that this hold leaves nothing behind on the server."""
+
+    hold: Hold
+
+
+class Tell(NamedTuple):
+    """Let the holder know that its lease is lost."""
+
+    hold: Hold
+
+
+class Attach(NamedTuple):
+    """A block begins that relies on this hold. The reply stands for the block; the driver may cancel it on loss."""
+
+    hold: Hold
+
+
+class Detach(NamedTuple):
+    """The block ends, with that error. The reply is the error, and whether a cancellation of the driver's was taken off."""
+
+    hold: Hold
+    block: Any
+    error: BaseException | None
+
+
+Effect: TypeAlias = (
+    Call | CallEach | Wait | Enter | Now | NewToken | NewBell | Caller | Entrust | Tell | Attach | Detach
+)
+Effects: TypeAlias = Generator[Effect, Any, T]
+
+_NOW: Final = Now()
+_NEW_BELL: Final = NewBell()
+_CALLER: Final = Caller()
+
+
+def is_over(protocol: Effects[Any]) -> bool:
+    """Whether it has ended, so that an exception seen by a driver is its own and not that of an effect."""
+    return getattr(protocol, "gi_frame", None) is None
+
+
+def call(step: Step | Command, timeout: float, *, shielded: bool = False) -> Effects[Any]:
+    return (yield Call(step, timeout, shielded))
+
+
+def call_each(steps: Sequence[Step], timeout: float) -> Effects[list[Any]]:
+    replies: list[Any] = yield CallEach(steps, timeout)
+    return replies
+
+
+def wait(bell: Bell | None, until: float) -> Effects[None]:
+    yield Wait(bell, until)
+
+
+def enter(gate: Gate, until: float | None) -> Effects[bool]:
+    passed: bool = yield Enter(gate, until)
+    return passed
+
+
+def clock() -> Effects[float]:
+    now: float = yield _NOW
+    return now
+
+
+def new_token(label: str) -> Effects[str]:
+    token: str = yield NewToken(label)
+    return token
+
+
+def new_bell() -> Effects[Bell]:
+    bell: Bell = yield _NEW_BELL
+    return bell
+
+
+def caller() -> Effects[Hashable]:
+    who: Hashable = yield _CALLER
+    return who
+
+
+def entrust(hold: Hold) -> Effects[None]:
+    yield Entrust(hold)
+
+
+def tell(hold: Hold) -> Effects[None]:
+    yield Tell(hold)
+
+
+def attach(hold: Hold) -> Effects[Any]:
+    return (yield Attach(hold))
+
+
+def detach(hold: Hold, block: Any, error: BaseException | None) -> Effects[tuple[BaseException | None, bool]]:
+    left: tuple[BaseException | None, bool] = yield Detach(hold, block, error)
+    return left

@@ -1,0 +1,175 @@
+"""Keeping leases: one keeper for all the leases of a client.
+
+Invariant. A hold in the book is renewed once a third of its ttl is over, as long as the server can be reached; whoever
+takes it out of the book (``leave`` succeeds for exactly one caller) ends it, and from then on no renewal of it is
+sent and no reply to one is heeded. A hold whose deadline passes is told so.
+
+What is due together is sent together: a round renews all that is due now or soon, so that the rounds of ten thousand
+leases are a few a second, not thousands. A round that fails is tried again until the deadline of each hold; one
+error never ends the keeper.
+
+It also finishes what its callers could not: chores are holds whose key must not outlive them, abandoned again and
+again until the server has confirmed it, or until it no longer matters.
+
+Clocks: as in mutex.py. The keeper being late is safe: ``held`` does not depend on it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final, NamedTuple
+
+from holdfast.lease import HELD, LOST, Hold
+from holdfast.protocol import mutex
+from holdfast.protocol.effects import Bell, Effects, Step, StepFailed, call_each, clock, tell, wait
+
+__all__ = ["Book", "Round", "keep", "plan"]
+
+LONGEST_SLEEP: Final = 60.0
+LONGEST_CALL: Final = 1.0  # a stuck connection must not keep the keeper from other leases for long
+CHORE_PAUSE: Final = 0.2
+BATCH: Final = 1000
+
+
+class Chore(NamedTuple):
+    hold: Hold
+    until: float
+
+
+class Book:
+    """The holds of one client. Its methods are single dict and deque operations, so any thread may call them."""
+
+    def __init__(self, bell: Bell) -> None:
+        self.bell = bell
+        self.holds: dict[str, Hold] = {}
+        self.chores: deque[Chore] = deque()
+        self.wakes_at = float("inf")  # when the keeper will look next; infinite while it is not asleep
+        self.closed = False
+
+    def enter(self, hold: Hold) -> None:
+        self.holds[hold.token] = hold
+        if due_at(hold) < self.wakes_at:
+            self.bell.ring()
+
+    def leave(self, hold: Hold) -> bool:
+        """Take it out; True for exactly one caller, who may then end it."""
+        return self.holds.pop(hold.token, None) is not None
+
+    def entrust(self, hold: Hold, now: float) -> None:
+        stands = max(hold.terms.ttl, mutex.TOMBSTONE_MS / 1000)
+        self.chores.append(Chore(hold, now + stands))
+        self.bell.ring()
+
+    def close(self) -> None:
+        self.closed = True
+        self.bell.ring()
+
+    def disown(self, reason: str) -> None:
+        """In a forked child: nothing here is ours. No bell is rung, for whoever waited is not in this process."""
+        for hold in self.holds.values():
+            hold.mine = False
+            hold.phase = LOST
+            hold.reason = reason
+        self.holds.clear()
+        self.chores.clear()
+
+
+class Round(NamedTuple):
+    """What to do now, and when to look again."""
+
+    over: list[Hold]
+    due: list[Hold]
+    wakes_at: float
+    first_deadline: float
+
+
+def due_at(hold: Hold) -> float:
+    """When to renew: after a third of the ttl, so that two more tries fit in; at its deadline if it is not renewed."""
+    if not hold.terms.renew or hold.deadline >= hold.ends:
+        return hold.deadline
+    return max(hold.deadline - hold.terms.ttl * 2 / 3, hold.retry_at)
+
+
+def plan(holds: list[Hold], now: float) -> Round:
+    """Decide on a round. Whatever falls due within a twelfth of its ttl is taken along."""
+    over: list[Hold] = []
+    due: list[Hold] = []
+    wakes_at = now + LONGEST_SLEEP
+    first_deadline = float("inf")
+    for hold in holds:
+        if hold.phase is not HELD:
+            continue
+        if now >= hold.deadline:
+            over.append(hold)
+            continue
+        first_deadline = min(first_deadline, hold.deadline)
+        when = due_at(hold)
+        if when < hold.deadline and when <= now + hold.terms.ttl / 12 and hold.retry_at <= now:
+            due.append(hold)
+        else:
+            wakes_at = min(wakes_at, when, hold.deadline)
+    return Round(over, due, wakes_at, first_deadline)
+
+
+def keep(book: Book) -> Effects[None]:
+    """The keeper's life. It ends when the book is closed, after one last try at its chores."""
+    while True:
+        book.bell.clear()
+        closing = book.closed
+        now = yield from clock()
+        todo = plan(list(book.holds.values()), now)
+        for hold in todo.over:
+            if hold.lose(hold.why_over()):
+                yield from tell(hold)
+        chores = _take_chores(book, now)
+        if not closing and todo.due:
+            yield from _renew(book, todo, now)
+        if chores:
+            yield from _do_chores(book, chores)
+        if closing:
+            return
+        if not todo.due:
+            book.wakes_at = min(todo.wakes_at, now + CHORE_PAUSE) if book.chores else todo.wakes_at
+            if not book.closed:
+                yield from wait(book.bell, book.wakes_at)
+            book.wakes_at = float("inf")
+
+
+def _renew(book: Book, todo: Round, now: float) -> Effects[None]:
+    for start in range(0, len(todo.due), BATCH):
+        batch = [hold for hold in todo.due[start : start + BATCH] if hold.token in book.holds]
+        asked_at = yield from clock()
+        # With max_hold in sight, ask for no more than is left of it (and for the drift that will be taken off).
+        ttls = [min(hold.terms.ttl, (hold.ends - asked_at) * 1.02 + 0.003) for hold in batch]
+        steps = [mutex.renew_step(hold, ttl) for hold, ttl in zip(batch, ttls, strict=True)]
+        shortest = min((hold.terms.ttl for hold in batch), default=1.0)
+        timeout = max(0.01, min(LONGEST_CALL, shortest / 3, todo.first_deadline - asked_at))
+        replies = yield from call_each(steps, timeout)
+        now = yield from clock()
+        for hold, ttl, reply in zip(batch, ttls, replies, strict=True):
+            if hold.token not in book.holds:
+                continue  # released while the renewal was under way: its fate is not ours any more
+            if isinstance(reply, StepFailed):
+                hold.doubtful = hold.doubtful or reply.sent
+                hold.retry_at = now + min(max(hold.terms.ttl / 30, 0.02), 1.0)
+            elif reply == 1:
+                hold.prolong(ttl, asked_at)
+            elif hold.lose(mutex.GONE if reply == 0 else mutex.TAKEN):
+                yield from tell(hold)
+
+
+def _take_chores(book: Book, now: float) -> list[Chore]:
+    chores = []
+    while book.chores:
+        chore = book.chores.popleft()
+        if now < chore.until:
+            chores.append(chore)
+    return chores
+
+
+def _do_chores(book: Book, chores: list[Chore]) -> Effects[None]:
+    steps: list[Step] = [mutex.abandon_step(chore.hold) for chore in chores]
+    replies = yield from call_each(steps, LONGEST_CALL)
+    for chore, reply in zip(chores, replies, strict=True):
+        if isinstance(reply, StepFailed) or not reply[1]:
+            book.chores.append(chore)

@@ -1,0 +1,221 @@
+"""The lock object, whose methods are protocols: the faces only run them.
+
+Invariant. A Lock object has at most one lease, whoever shares the object: its gate is shut from before the server is
+asked until that lease is released. So a lost lease occupies its object until ``release()`` has reported the loss.
+Whoever takes the hold out of the keeper's book ends it and opens the gate; everybody else finds it not held.
+
+``with`` releases the lease that it obtained, not the object's current one, because another thread may have released
+the first and obtained the second meanwhile. So leases obtained by ``with`` are kept by caller (thread or task).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any, Generic, Protocol, TypeVar
+
+from holdfast.errors import AcquireTimeout, HoldfastError, LeaseLost, NotHeld
+from holdfast.lease import ENDED, HELD, BaseLease, Hold, Terms
+from holdfast.names import Keys
+from holdfast.protocol import mutex
+from holdfast.protocol.effects import (
+    STOPPED,
+    Command,
+    Effects,
+    Gate,
+    StepFailed,
+    attach,
+    call,
+    caller,
+    clock,
+    detach,
+    enter,
+    new_bell,
+    new_token,
+    wait,
+)
+from holdfast.protocol.keepalive import Book
+
+__all__ = ["BaseLock", "BaseLost", "Driver", "extend_lease", "release_lease", "wait_until_lost"]
+
+L = TypeVar("L", bound=BaseLease)
+
+
+class Driver(Protocol):
+    """What a lock needs of the driver that runs it, beside running it."""
+
+    book: Book
+    life: int
+
+    def now(self) -> float: ...
+    def admit(self, hold: Hold) -> None: ...
+    def gate(self) -> Gate: ...
+
+
+class BaseLost:
+    """Whether a lease is lost, as an event."""
+
+    __slots__ = ("_driver", "_hold")
+
+    def __init__(self, driver: Any, hold: Hold) -> None:
+        self._driver = driver
+        self._hold = hold
+
+    def is_set(self) -> bool:
+        return bool(self._hold.why_lost(self._driver.now()))
+
+
+class BaseLock(Generic[L]):
+    """One lock, asked for on given terms."""
+
+    __slots__ = (
+        "__weakref__",
+        "_driver",
+        "_entered",
+        "_gate",
+        "_keys",
+        "_lease",
+        "_lease_class",
+        "_life",
+        "_terms",
+    )
+
+    def __init__(self, driver: Any, keys: Keys, terms: Terms, lease_class: type[L]) -> None:
+        self._driver = driver
+        self._keys = keys
+        self._terms = terms
+        self._lease_class = lease_class
+        self._begin_life()
+
+    def _begin_life(self) -> None:
+        """Here, and again in a forked child, where whoever held or was about to hold it is gone."""
+        self._life: int = self._driver.life
+        self._gate: Gate = self._driver.gate()
+        self._lease: L | None = None
+        self._entered: dict[Hashable, list[tuple[L, Any]]] = {}
+
+    @property
+    def name(self) -> str:
+        return self._keys.name
+
+    def _acquire(self, patience: float | None) -> Effects[L | None]:
+        until = None if patience is None else (yield from clock()) + patience
+        if self._life != self._driver.life:
+            self._begin_life()
+        gate = self._gate
+        if not (yield from enter(gate, until)):
+            return None
+        hold = None
+        try:
+            token = yield from new_token(self._terms.label)
+            hold = Hold(self._keys, self._terms, token, gate)
+            if (yield from mutex.acquire(hold, until)):
+                self._driver.admit(hold)
+                self._lease = lease = self._lease_class(self._driver, hold)
+                if self._terms.on_lost == "cancel":
+                    yield from attach(hold)
+                return lease
+        except STOPPED:
+            gate.release()
+            if hold is not None and hold.phase is HELD:  # interrupted between the grant and our return
+                self._driver.book.leave(hold)
+                yield from mutex.settle(hold)
+            raise
+        gate.release()
+        return None
+
+    def _release(self) -> Effects[None]:
+        lease = self._lease
+        if lease is None:
+            raise NotHeld(self.name)
+        yield from release_lease(lease)
+
+    def _locked(self) -> Effects[bool]:
+        timeout = self._terms.timeout
+        try:
+            found = yield from call(Command(("EXISTS", self._keys.main)), timeout)
+        except StepFailed as failed:
+            if not (failed.retry and failed.sent):
+                raise failed.error from failed.__cause__
+            # The connection had died while idle; asking changes nothing, so it may be asked again.
+            try:
+                found = yield from call(Command(("EXISTS", self._keys.main)), timeout)
+            except StepFailed as again:
+                raise again.error from again.__cause__
+        return bool(found)
+
+    def _enter(self) -> Effects[L]:
+        lease = yield from self._acquire(self._terms.wait)
+        if lease is None:
+            raise AcquireTimeout(self.name, self._terms.wait or 0.0)
+        me = yield from caller()
+        block = None
+        if self._terms.on_lost in (None, "cancel"):
+            block = yield from attach(lease._hold)
+        self._entered.setdefault(me, []).append((lease, block))
+        return lease
+
+    def _leave(self, error: BaseException | None) -> Effects[None]:
+        """Leave ``with``. An error of the body stays the one that is raised; what release says is noted on it."""
+        me = yield from caller()
+        stack = self._entered[me]
+        lease, block = stack.pop()
+        if not stack:
+            del self._entered[me]
+        hold = lease._hold
+        error, cut_short = yield from detach(hold, block, error)
+        try:
+            if hold.phase is not ENDED:  # else it was released within the body
+                yield from release_lease(lease)
+        except HoldfastError as failed:
+            if error is None:
+                raise
+            if not isinstance(error, LeaseLost):
+                error.add_note(f"Leaving the lock failed as well: {type(failed).__name__}: {failed}")
+        if cut_short:
+            raise LeaseLost(hold.name, hold.fence, hold.reason)
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a Lock cannot be pickled: connect and name the lock anew in the other process")
+
+    def __repr__(self) -> str:
+        state = "locked" if self._gate.locked() else "unlocked"
+        return f"<{state} {type(self).__module__}.Lock object {self.name!r} at {id(self):#x}>"
+
+
+def release_lease(lease: BaseLease) -> Effects[None]:
+    hold = lease._hold
+    if not hold.mine:
+        raise LeaseLost(hold.name, hold.fence, hold.reason)
+    if not lease._driver.book.leave(hold):
+        raise NotHeld(hold.name)
+    try:
+        yield from mutex.release(hold)
+    finally:
+        if hold.gate is not None:
+            hold.gate.release()
+        for bell in hold.bells:
+            bell.ring()
+
+
+def extend_lease(lease: BaseLease, seconds: float) -> Effects[None]:
+    hold = lease._hold
+    if hold.phase is ENDED:
+        raise NotHeld(hold.name)
+    yield from mutex.extend(hold, seconds)
+
+
+def wait_until_lost(hold: Hold, timeout: float | None) -> Effects[bool]:
+    """Wait until the hold is lost; whether it is. The deadline counts, whether or not anybody has noticed it."""
+    now = yield from clock()
+    until = float("inf") if timeout is None else now + timeout
+    bell = yield from new_bell()
+    hold.bells.append(bell)
+    try:
+        while not hold.why_lost(now):
+            if now >= until or hold.phase is ENDED:
+                return False
+            yield from wait(bell, min(until, hold.deadline))
+            now = yield from clock()
+        return True
+    finally:
+        hold.bells.remove(bell)

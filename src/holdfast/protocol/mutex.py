@@ -1,0 +1,261 @@
+"""The fenced mutex: acquire, release, extend.
+
+Invariant. A key on the server that holds a token is believed in by exactly one hold, or is about to be removed by its
+holder, its keeper or its ttl. A hold that says ``held`` is before its local deadline, and that deadline lies before
+the end of the key's ttl.
+
+Atomic: each .lua step, and nothing else. Every step is idempotent by token, so after an unknown outcome it is simply
+sent again. When the attempt is given up instead, an ``abandon`` takes the key away and leaves a tombstone, because
+the request of unknown outcome may still be on its way and would otherwise arrive after its own abandon.
+
+Clocks. The deadline is counted from before the send, on our own clock, and is shorter than the ttl by the drift that
+two clocks are allowed (1 % + 2 ms). Nothing on the wire carries a time of ours. That the server's clock does not jump
+is assumed for mutual exclusion; the fence guards the resource when it does.
+
+Why not plain SET NX PX, which is one round trip too? Its reply, once lost, leaves a key that its own resend mistakes
+for another's; and it cannot bring a fence.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from holdfast.errors import (
+    HoldfastError,
+    InvalidConfig,
+    LeaseLost,
+    NotAcquired,
+    OutcomeUnknown,
+    ServerSilent,
+    Unavailable,
+)
+from holdfast.lease import ENDED, HELD, Hold
+from holdfast.protocol.effects import STOPPED, Effects, Step, StepFailed, call, clock, entrust, tell, wait
+
+__all__ = ["abandon_step", "acquire", "extend", "release", "renew_step", "settle"]
+
+GRACE: Final = (
+    0.25  # how long a caller who is leaving stays to see the clean-up confirmed; then the keeper takes over
+)
+SHORTEST_CALL: Final = 0.1  # even the last try before a deadline gets time for a round trip
+TOMBSTONE_MS: Final = 60_000
+
+GONE: Final = "its key expired or was deleted"
+TAKEN: Final = "its key is now another holder's"
+
+_FIRST_PAUSE: Final = 0.004
+_LONGEST_PAUSE: Final = 0.25
+
+
+def acquire_step(hold: Hold) -> Step:
+    keys, terms = hold.keys, hold.terms
+    return Step(
+        "acquire",
+        (keys.main, keys.fence, keys.tombstone(hold.token)),
+        (hold.token, terms.ttl_ms, round(terms.fence_retention * 1000)),
+    )
+
+
+def release_step(hold: Hold) -> Step:
+    return Step("release", (hold.keys.main,), (hold.token,))
+
+
+def abandon_step(hold: Hold) -> Step:
+    stands_ms = max(hold.terms.ttl_ms, TOMBSTONE_MS)
+    return Step("abandon", (hold.keys.main, hold.keys.tombstone(hold.token)), (hold.token, stands_ms))
+
+
+def renew_step(hold: Hold, ttl: float) -> Step:
+    return Step("renew", (hold.keys.main,), (hold.token, max(1, round(ttl * 1000))))
+
+
+def acquire(hold: Hold, until: float | None) -> Effects[bool]:
+    """Try until that time (None: for ever); whether it was granted. Whatever else happens, no key is left behind."""
+    try:
+        granted = yield from _try_until(hold, until)
+    except STOPPED:
+        if hold.doubtful or hold.phase is HELD:
+            yield from settle(hold)
+        raise
+    if not granted and hold.doubtful:
+        yield from settle(hold)
+    return granted
+
+
+def _try_until(hold: Hold, until: float | None) -> Effects[bool]:
+    step = acquire_step(hold)
+    started = now = yield from clock()
+    attempt = 0
+    while True:
+        asked_at = now
+        doubtful_before, hold.doubtful = hold.doubtful, True  # from here until the reply
+        failure = None
+        pause = 0.0
+        try:
+            status, value = yield from call(step, _call_timeout(hold, until, asked_at))
+        except StepFailed as failed:
+            hold.doubtful = doubtful_before or failed.sent
+            if not failed.retry:
+                raise failed.error from failed.__cause__
+            failure = failed
+            pause = (
+                backoff(hold.token, attempt) if attempt else 0.0
+            )  # a dropped connection is worth a new one at once
+        else:
+            hold.doubtful = doubtful_before
+            if status == 1:
+                hold.grant(value, asked_at)
+            elif status == 0:
+                pause = backoff(hold.token, attempt)
+                if value >= 0:
+                    pause = min(pause, (value + 1) / 1000)
+            else:
+                raise NotAcquired(hold.name, "this attempt was given up before its request arrived")
+        now = yield from clock()
+        if hold.phase is HELD and now < hold.deadline:
+            return True
+        # A grant whose reply came after its deadline is worth nothing; asking again renews it, if it is still ours.
+        if until is not None and now >= until:
+            if failure is not None:
+                raise _silent(hold, now - started, failure.error) from failure.__cause__
+            return False
+        attempt += 1
+        if pause:
+            now_or_end = now + pause if until is None else min(now + pause, until)
+            yield from wait(None, now_or_end)
+            now = yield from clock()
+
+
+def _call_timeout(hold: Hold, until: float | None, now: float) -> float:
+    terms = hold.terms
+    timeout = min(terms.ttl / 3, terms.timeout)
+    if until is not None and until > now:
+        timeout = min(timeout, until - now)
+    return max(timeout, SHORTEST_CALL)
+
+
+def backoff(token: str, attempt: int) -> float:
+    """How long to pause between tries: doubling, and jittered by the token, which is random enough for that."""
+    longest = min(_FIRST_PAUSE * 2.0 ** min(attempt, 10), _LONGEST_PAUSE)
+    dice = ord(token[-1 - attempt % min(len(token), 16)]) % 16 if token else 0
+    return longest * (0.5 + dice / 32)
+
+
+def _silent(hold: Hold, waited: float, error: HoldfastError) -> HoldfastError:
+    if isinstance(error, Unavailable):
+        return ServerSilent(hold.name, waited, error.causes, error.advice)
+    return error
+
+
+def settle(hold: Hold) -> Effects[None]:
+    """See to it that nothing of this hold stays on the server: now if that is quick, else let the keeper do it."""
+    hold.phase = ENDED
+    hold.doubtful = True
+    try:
+        _, buried = yield from call(abandon_step(hold), GRACE, shielded=True)
+    except StepFailed:
+        buried = 0
+    except STOPPED:  # interrupted once more; nobody else knows of this token, so the keeper must
+        yield from entrust(hold)
+        raise
+    if not buried:
+        yield from entrust(hold)
+
+
+def release(hold: Hold) -> Effects[None]:
+    """Give it back. The hold is over whatever comes of it; LeaseLost if it was over before."""
+    now = yield from clock()
+    lost = hold.why_lost(now)
+    hold.phase = ENDED
+    try:
+        freed, certain = yield from _free_until(hold, now + hold.terms.timeout)
+    except HoldfastError:
+        if not lost:
+            raise
+    except STOPPED:
+        yield from settle(hold)
+        raise
+    if lost:
+        raise LeaseLost(hold.name, hold.fence, lost)
+    if freed == 1:
+        return
+    if certain:
+        raise LeaseLost(hold.name, hold.fence, GONE if freed == 0 else TAKEN)
+    now = yield from clock()
+    if now >= hold.deadline:
+        raise OutcomeUnknown(
+            hold.name,
+            "a release",
+            "the key is gone now, but the lease may have ended before; let what it guards check the fence",
+        )
+    # Before the deadline nobody else can have had the key, so it was our own earlier release that took it away.
+
+
+def _free_until(hold: Hold, until: float) -> Effects[tuple[int, bool]]:
+    """What became of the key (1 freed, 0 gone, -1 another's), and whether that is for certain the first word on it."""
+    resent = False
+    attempt = 0
+    while True:
+        timeout = min(hold.terms.ttl / 3, hold.terms.timeout)
+        try:
+            if hold.doubtful:
+                freed, buried = yield from call(abandon_step(hold), timeout, shielded=True)
+                if not buried:
+                    yield from entrust(hold)
+            else:
+                freed = yield from call(release_step(hold), timeout, shielded=True)
+            return freed, not resent
+        except StepFailed as failed:
+            resent = resent or failed.sent
+            hold.doubtful = hold.doubtful or failed.sent
+            now = yield from clock()
+            if not failed.retry or now >= until:
+                yield from entrust(hold)
+                raise _unreleased(hold, failed, resent) from failed.__cause__
+            if attempt:
+                yield from wait(None, min(now + backoff(hold.token, attempt), until))
+            attempt += 1
+
+
+def _unreleased(hold: Hold, failed: StepFailed, sent: bool) -> HoldfastError:
+    if not sent:
+        return failed.error
+    return OutcomeUnknown(
+        hold.name,
+        "a release",
+        f"it goes on in the background, and the lease ends by itself within {hold.terms.ttl:g} s at the latest",
+    )
+
+
+def extend(hold: Hold, seconds: float) -> Effects[None]:
+    """Make it last at least that long from now. It never gets shorter."""
+    started = now = yield from clock()
+    if now + seconds > hold.ends:
+        left = max(0.0, hold.ends - now)
+        raise InvalidConfig(
+            f"extend({seconds:g})",
+            f"max_hold={hold.terms.max_hold:g} leaves {hold.name!r} only {left:.3g} s more",
+        )
+    attempt = 0
+    while True:
+        if reason := hold.why_lost(now):
+            raise LeaseLost(hold.name, hold.fence, reason)
+        try:
+            was_doubtful, hold.doubtful = hold.doubtful, True
+            renewed = yield from call(renew_step(hold, seconds), min(hold.terms.ttl / 3, hold.terms.timeout))
+        except StepFailed as failed:
+            hold.doubtful = was_doubtful or failed.sent
+            attempt += 1
+            if not failed.retry or (yield from clock()) >= started + hold.terms.timeout:
+                raise failed.error from failed.__cause__
+            if attempt > 1:
+                yield from wait(None, (yield from clock()) + backoff(hold.token, attempt))
+            now = yield from clock()
+            continue
+        hold.doubtful = was_doubtful
+        if renewed == 1:
+            hold.prolong(seconds, now)
+            return
+        if hold.lose(GONE if renewed == 0 else TAKEN):
+            yield from tell(hold)
+        now = yield from clock()
