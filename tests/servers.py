@@ -1,13 +1,13 @@
 """Real servers for tests.
 
-A ``Server`` is one Valkey or Redis process that belongs to one test or one session of tests: loopback only, nothing
-saved, its files in a directory of its own, and gone when the tests are, however they end.
+A ``Server`` is one Valkey or Redis process that belongs to one test or to one session of tests: loopback only,
+nothing saved, its files in a directory of its own, and gone when the tests are, however they end.
 
     with Server() as server:
         client = server.client()
 
-A fault is a method: ``kill()`` is a crash, ``pause()`` a machine that hangs, ``restart()`` a failover that lost
-every write, ``restart(empty=False)`` one that lost none.
+A fault is a method: ``kill()`` is a crash, ``pause()`` a machine that hangs, ``restart()`` a failover that
+lost every write, ``restart(empty=False)`` one that lost none.
 """
 
 from __future__ import annotations

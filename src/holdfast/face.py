@@ -21,6 +21,7 @@ class BaseClient:
         self._driver = driver
         self._namespace = check_namespace(namespace)
         self._shared = shared
+        self._recent: tuple[tuple[Any, ...], Terms] = (), shared
 
     def _ask(self, names: tuple[str, ...], **options: Any) -> tuple[Any, Keys, Terms]:
         """Everything a Lock is made of, checked."""
@@ -32,7 +33,12 @@ class BaseClient:
             keys = keys_of(names[0], self._namespace)
         except TypeError:  # unhashable, so it never reached the check
             raise InvalidName(names[0], f"a name is a str, not {type(names[0]).__name__}") from None
-        return self._driver, keys, terms_of(shared=self._shared, words=self._words, **options)
+        # Most locks of a program are asked for on the same terms, time and again.
+        asked, (recent, terms) = tuple(options.values()), self._recent
+        if asked != recent:
+            terms = terms_of(shared=self._shared, words=self._words, **options)
+            self._recent = asked, terms
+        return self._driver, keys, terms
 
     def __reduce__(self) -> Any:
         raise TypeError("a client cannot be pickled: connect anew in the other process")

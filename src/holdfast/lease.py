@@ -188,9 +188,7 @@ class BaseLease:
         return True
 
     def __reduce__(self) -> Any:
-        raise TypeError(
-            "a Lease cannot be pickled: nobody shares a hold; acquire the lock in the other process"
-        )
+        raise TypeError("a Lease cannot be pickled: nobody shares a hold; acquire the lock in the other process")
 
     def __repr__(self) -> str:
         state = "held" if self.held else self._hold.phase if self._hold.phase is not HELD else LOST

@@ -54,9 +54,7 @@ def keys_of(name: str, namespace: str = "") -> Keys:
         raise InvalidName(name, "':hf<digit>:' is how Holdfast marks keys of its own; leave it out")
     tagged = _has_hash_tag(main)
     if not tagged and ("{" in main or "}" in main):
-        raise InvalidName(
-            name, "its braces form no hash tag; use '{tag}' with something inside, or no braces"
-        )
+        raise InvalidName(name, "its braces form no hash tag; use '{tag}' with something inside, or no braces")
     head = f"{main}:{WIRE}:"
     tail = "" if tagged else f":{{{main}}}"
     return Keys(name, main, f"{head}fence{tail}", head, tail)

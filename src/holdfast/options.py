@@ -90,9 +90,7 @@ def patience(blocking: bool, timeout: float) -> float | None:
     if not blocking:
         raise InvalidConfig(f"acquire(blocking=False, timeout={timeout!r})", "give one of the two")
     if not timeout >= 0:
-        raise InvalidConfig(
-            f"acquire(timeout={timeout!r})", "give at least 0 seconds, or -1 to wait for ever"
-        )
+        raise InvalidConfig(f"acquire(timeout={timeout!r})", "give at least 0 seconds, or -1 to wait for ever")
     if timeout > threading.TIMEOUT_MAX:
         raise OverflowError(f"timeout={timeout!r} is more than threading.TIMEOUT_MAX")
     return float(timeout)

@@ -52,9 +52,7 @@ def locate(url: str) -> Location:
         parts = urlsplit(f"{_REDIS_SCHEMES[scheme]}://{rest}")
         port = parts.port
     except ValueError:  # its text quotes the URL, password and all
-        raise InvalidConfig(
-            f"URL {shown!r}", "its host or port cannot be read; percent-encode the password"
-        ) from None
+        raise InvalidConfig(f"URL {shown!r}", "its host or port cannot be read; percent-encode the password") from None
     if scheme == "unix":
         if not parts.path:
             raise InvalidConfig(f"URL {shown!r}", "it names no socket; write unix:///path/to/socket")

@@ -58,11 +58,7 @@ def processes(directory: Path | str, having: str = "") -> list[int]:
     """Pids of the servers and wardens that have this path on their command line."""
     listing = subprocess.run(["ps", "-axww", "-o", "pid=,args="], capture_output=True, text=True, check=True)
     rows = [row.strip().partition(" ") for row in listing.stdout.splitlines()]
-    return [
-        int(pid)
-        for pid, _, args in rows
-        if f"{directory}/" in f"{args} ".replace(" ", "/ ") and having in args
-    ]
+    return [int(pid) for pid, _, args in rows if f"{directory}/" in f"{args} ".replace(" ", "/ ") and having in args]
 
 
 def servers(directory: str) -> list[int]:
@@ -327,7 +323,7 @@ class Interrupted(local_warden.Link):
 def test_guest_who_comes_at_any_step_of_leaving_is_kept_or_told_nothing(
     place: str, monkeypatch: pytest.MonkeyPatch, step: int, door: str
 ) -> None:
-    """Through the second door come those who found the socket before it was renamed, and were slow to enter."""
+    """Through the second door come those who found the socket before it was renamed, but were slow."""
     path = local.ensure(place)
     kill(*wardens(place))
     eventually(lambda: not local_warden.is_locked(os.path.join(place, "warden")))
@@ -347,7 +343,9 @@ def test_guest_who_comes_at_any_step_of_leaving_is_kept_or_told_nothing(
         try:
             guest.connect(door)
         except FileNotFoundError:
+            assert door == "holdfast.sock"
             return
+        assert door == "leaving.sock"
         guest.sendall(b"SET order:42 token PX 60000\r\n")
         listen()
 
@@ -571,9 +569,7 @@ def test_without_any_program_the_error_names_the_command(place: str, monkeypatch
     assert run_id(local.ensure(place))
 
 
-def test_server_that_does_not_start_is_quoted(
-    base: Path, place: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_server_that_does_not_start_is_quoted(base: Path, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     program = base / "broken-server"
     program.write_text("#!/bin/sh\necho 'the moon is in the wrong phase' >&2\nexit 1\n")
     program.chmod(0o700)
@@ -584,9 +580,7 @@ def test_server_that_does_not_start_is_quoted(
     assert run_id(local.ensure(place))
 
 
-def test_server_that_never_listens_is_given_up(
-    base: Path, place: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_server_that_never_listens_is_given_up(base: Path, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     program = base / "silent-server"
     program.write_text("#!/bin/sh\nexec sleep 60\n")
     program.chmod(0o700)
@@ -595,9 +589,7 @@ def test_server_that_never_listens_is_given_up(
     ended = []
     with pytest.raises(Unavailable, match=r"does not listen after 0\.3 s: it said nothing"):
         local.ensure(place)
-    with subprocess.Popen(
-        ["ps", "-axww", "-o", "pid=,ppid=,args="], stdout=subprocess.PIPE, text=True
-    ) as listing:
+    with subprocess.Popen(["ps", "-axww", "-o", "pid=,ppid=,args="], stdout=subprocess.PIPE, text=True) as listing:
         assert listing.stdout is not None
         parents = {str(pid) for pid in wardens(place)}
         for row in listing.stdout:

@@ -1,8 +1,8 @@
 """The lab's store is pinned to a real server: the same commands to both, and every reply must be the same.
 
-Time is exact although one of the two clocks is real. Each command is sent as MULTI, TIME, command, EXEC; the server
-holds its clock still during EXEC, so TIME tells the very instant at which it decided, and the store's clock is set to
-that. Keys may therefore have a ttl of a millisecond, and expiry itself is compared like everything else.
+Time is exact although one of the two clocks is real. Each command is sent as MULTI, TIME, command, EXEC; the
+server holds its clock still during EXEC, so TIME tells the very instant at which it decided, and the store's
+clock is set to that. Keys may therefore have a ttl of a millisecond, and expiry is compared like all the rest.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from collections.abc import Iterator, Sequence
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.servers import Server
 
 from holdfast.lab.store import Reply, ReplyError, Status, Store
-from tests.servers import Server
 
 Words = Sequence[bytes | str | int]
 
@@ -54,7 +54,7 @@ class Wire:
         return self.read()
 
     def execute_at_an_instant(self, commands: Sequence[Words]) -> list[tuple[int, Reply]]:
-        """Carry out the commands in one go; each reply comes with the server's time, in microseconds, of that reply."""
+        """Carry out the commands in one go. Each reply comes with the server's time, in microseconds, of it."""
         for words in commands:
             for line in (["MULTI"], ["TIME"], words, ["EXEC"]):
                 self.send(*line)
@@ -88,26 +88,27 @@ def wire(server: Server) -> Iterator[Wire]:
     connection.close()
 
 
-# Commands, one shape per line. A capital word stands for itself, any other for a choice below; `?` may be missing,
-# `+` and `*` may be repeated. Most choices are sound, some are not, so that complaints are compared as well.
+# Commands. A capital word stands for itself, any other for a choice below; `?` may be missing, `+` and `*` may
+# be repeated. Most choices are sound, and some are not, so that complaints are compared as well.
 SHAPES = """
-    GET key|MGET key+|SET key value|SET key value setopt*|SET key value span ms|SETNX key value|SETEX key s value
-    PSETEX key ms value|GETSET key value|GETDEL key|MSET key value|MSET key value key value|INCR key|INCRBY key int
-    DECR key|DECRBY key int|APPEND key value|STRLEN key
+    GET key|MGET key+|SET key value|SET key value setopt*|SET key value span ms|SETNX key value
+    SETEX key s value|PSETEX key ms value|GETSET key value|GETDEL key|MSET key value|MSET key value key value
+    INCR key|INCRBY key int|DECR key|DECRBY key int|APPEND key value|STRLEN key
     DEL key+|UNLINK key+|EXISTS key+|TYPE key|RENAME key key|RENAMENX key key|PERSIST key|TTL key|PTTL key
     EXPIRE key s expopt*|PEXPIRE key ms expopt*|EXPIREAT key at_s expopt*|PEXPIREAT key at_ms expopt*
     EXPIRETIME key|PEXPIRETIME key
-    HSET key field value|HSET key field value field value|HSETNX key field value|HGET key field|HDEL key field+
-    HEXISTS key field|HGETALL key|HLEN key|HINCRBY key field int|HMGET key field+|HKEYS key|HVALS key
-    LPUSH key value+|RPUSH key value+|LPOP key int?|RPOP key int?|LLEN key|LRANGE key int int|LREM key int value
-    LINDEX key int|SADD key field+|SREM key field+|SISMEMBER key field|SCARD key|SMEMBERS key
+    HSET key field value|HSET key field value field value|HSETNX key field value|HGET key field
+    HDEL key field+|HEXISTS key field|HGETALL key|HLEN key|HINCRBY key field int|HMGET key field+|HKEYS key|HVALS key
+    LPUSH key value+|RPUSH key value+|LPOP key int?|RPOP key int?|LLEN key|LRANGE key int int
+    LREM key int value|LINDEX key int|SADD key field+|SREM key field+|SISMEMBER key field|SCARD key|SMEMBERS key
     ZADD key score field|ZADD key zopt* score field|ZADD key zopt* score field score field|ZREM key field+
     ZSCORE key field|ZRANK key field rankopt?|ZCARD key|ZINCRBY key score field|ZCOUNT key bound bound
     ZRANGE key int int rangeopt*|ZRANGE key bound bound BYSCORE rangeopt*|ZRANGE key int int|ZPOPMIN key int?
     ZRANGE key bound bound BYSCORE rangeopt* LIMIT int int|ZRANGEBYSCORE key bound bound rangeopt?
     ZRANGEBYSCORE key bound bound LIMIT int int|ZREMRANGEBYSCORE key bound bound|ZREMRANGEBYRANK key int int
     KEYS pattern|SCAN 0 MATCH pattern|SCAN 0 TYPE kind|SCAN 0 scanopt|PING value?|ECHO value|FLUSHALL|FLUSHDB
-    TIME|PUBLISH key value|SCRIPT EXISTS field|SCRIPT junk|EVALSHA field 0|EVAL value int key*|NOPE value*|GET|GET key key
+    TIME|PUBLISH key value|SCRIPT EXISTS field|SCRIPT junk|EVALSHA field 0|EVAL value int key*
+    NOPE field*|GET|GET key key
 """
 CHOICES: dict[str, list[str]] = {
     "key": ["a", "b", "c", "d"],
@@ -158,11 +159,15 @@ def _shape(text: str) -> st.SearchStrategy[list[str]]:
     return st.tuples(*parts).map(lambda lists: [word for words in lists for word in words])
 
 
-commands = st.one_of(
-    [_shape(shape) for line in SHAPES.split("\n") for shape in line.split("|") if shape.strip()]
-)
+def _shapes(text: str) -> list[str]:
+    return text.strip().replace("\n", "|").split("|")
 
-# The same commands from inside a script. `show` tells what a reply is in Lua, `number` sends numbers as numbers.
+
+commands = st.one_of([_shape(shape) for shape in _shapes(SHAPES)])
+
+# The same commands from inside a script: `show` tells what a reply is in Lua, `number` sends numbers as such.
+CATCH = "local fine, reply = pcall(redis.call, unpack(ARGV)) "
+NUMBERS = "local words = {} for i, v in ipairs(ARGV) do words[i] = tonumber(v) or v end "
 SHOW = """
     local function show(v)
       if type(v) ~= 'table' then return type(v) .. ' ' .. tostring(v) end
@@ -175,10 +180,10 @@ SHOW = """
 SCRIPTS = {
     "call": "return redis.call(unpack(ARGV))",
     "pcall": "return redis.pcall(unpack(ARGV))",
-    "caught": "local fine, reply = pcall(redis.call, unpack(ARGV)) return {tostring(fine), type(reply), reply}",
-    "rethrown": "local fine, reply = pcall(redis.call, unpack(ARGV)) if fine then return reply end error(reply)",
+    "caught": CATCH + "return {tostring(fine), type(reply), reply}",
+    "rethrown": CATCH + "if fine then return reply end error(reply)",
     "show": SHOW + "return show(redis.pcall(unpack(ARGV)))",
-    "number": "local w = {} for i, v in ipairs(ARGV) do w[i] = tonumber(v) or v end return redis.call(unpack(w))",
+    "number": NUMBERS + "return redis.call(unpack(words))",
     "declared": "#!lua\nreturn redis.call(unpack(ARGV))",
     "careless": "#!lua flags=allow-oom\nreturn redis.call(unpack(ARGV))",
     "reader": "#!lua flags=no-writes\nreturn redis.call(unpack(ARGV))",
@@ -231,7 +236,7 @@ def _scrambled(reply: Reply) -> object:
     return comparable((), reply)
 
 
-@settings(max_examples=500, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=1500, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(steps, min_size=5, max_size=40))
 def test_the_same_commands_get_the_same_replies(wire: Wire, sequence: list[list[str]]) -> None:
     wire.execute(*ROOMY)
@@ -245,3 +250,228 @@ def test_the_same_commands_get_the_same_replies(wire: Wire, sequence: list[list[
             store.oom = words == FULL
         elif words[0] != "DEBUG":
             assert comparable(words, store.execute(*words)) == comparable(words, expected), words
+
+
+TRANSACTIONS = """
+    WATCH key+|WATCH key+|WATCH key|UNWATCH|MULTI|MULTI|MULTI|EXEC|EXEC|EXEC|DISCARD
+    GET key|SET key value|SET key value NX|SET key value XX GET|SETNX key value|GETSET key value|GETDEL key
+    INCR key|APPEND key value|MSET key value key value|DEL key|RENAME key key|RENAMENX key key|FLUSHALL
+    PEXPIRE key 60000 expopt?|PEXPIRE key 0|PERSIST key|HSET key field value|HSETNX key field value
+    HDEL key field|SADD key field|SREM key field|ZADD key score field|ZREM key field|LPUSH key value|LPOP key
+    LREM key 0 value|SCRIPT EXISTS field|NOPE|GET|EXEC key|DISCARD key|MULTI key|WATCH
+"""
+OUTSIDER = "outsider"  # The connection that fills up the server's memory.
+
+moves = st.tuples(
+    st.sampled_from(["one", "other"]), st.one_of([_shape(shape) for shape in _shapes(TRANSACTIONS)])
+) | st.tuples(st.just(OUTSIDER), st.sampled_from([FULL, ROOMY]))
+
+
+@settings(max_examples=800, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.lists(moves, min_size=5, max_size=40))
+def test_transactions_of_two_connections_end_the_same(
+    server: Server, wire: Wire, sequence: list[tuple[str, list[str]]]
+) -> None:
+    wire.execute(*ROOMY)
+    wire.execute("FLUSHALL")
+    store = Store()
+    wires = {"one": Wire(server.port), "other": Wire(server.port), OUTSIDER: wire}
+    try:
+        for who, words in sequence:
+            expected = wires[who].execute(*words)
+            if who == OUTSIDER:
+                store.oom = words == FULL
+            else:
+                reply = store.session(who).execute(*words)
+                assert comparable(words, reply) == comparable(words, expected), (who, words)
+    finally:
+        wires["one"].close()
+        wires["other"].close()
+
+
+numbers = st.one_of(
+    st.integers(-(2**64), 2**64).map(str),
+    st.floats(allow_nan=False, allow_infinity=False).map(repr),
+    st.sampled_from(["1/0", "-1/0", "-0.0", "2^53", "2^62", "2^62 * 1.5", "2^63", "-2^63", "1e15 + 0.5"]),
+)
+texts = st.sampled_from(["''", "'x'", "'X y'", "'-x'", "'two\\nlines'", "'\\0'"])
+lua_values = st.recursive(
+    st.one_of(numbers, texts, st.sampled_from(["true", "false", "nil", "undefined"])),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=4).map(lambda items: "{" + ", ".join(items) + "}"),
+        st.tuples(st.sampled_from(["ok", "err", "other", "[2]"]), inner).map(lambda pair: f"{{{pair[0]} = {pair[1]}}}"),
+        st.sampled_from(["error_reply", "status_reply"]).flatmap(
+            lambda name: inner.map(lambda argument: f"redis.{name}({argument})")
+        ),
+    ),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=1500, deadline=None, suppress_health_check=list(HealthCheck))
+@given(value=lua_values, number=numbers)
+def test_lua_values_come_out_the_same(wire: Wire, value: str, number: str) -> None:
+    store = Store()
+    for source in (f"return {value}", f"error({value}, 0)", f"return redis.call('echo', {number})"):
+        assert comparable((), store.execute("EVAL", source, 0)) == comparable((), wire.execute("EVAL", source, 0)), (
+            source
+        )
+
+
+class Both:
+    """The server and the store side by side: one reply, because it is the same."""
+
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
+        self._wire.execute(*ROOMY)
+        self._wire.execute("FLUSHALL")
+        self.store = Store()
+
+    def __call__(self, line: str | Words) -> Reply:
+        words = line.split() if isinstance(line, str) else line
+        [(now_us, expected)] = self._wire.execute_at_an_instant([words])
+        self.store.now_us = now_us or self.store.now_us
+        reply = self.store.execute(*words)
+        assert comparable((), reply) == comparable((), expected), words
+        return reply
+
+    def all(self, lines: str) -> list[Reply]:
+        return [self(line) for line in lines.split(" / ")]
+
+
+@pytest.fixture
+def both(wire: Wire) -> Both:
+    return Both(wire)
+
+
+# The rules of thumb about ttls that the locks of history stand on, or fall by.
+@pytest.mark.parametrize(
+    ("lines", "last"),
+    [
+        pytest.param("SET k 1 EX 60 / SET k 2 / TTL k", -1, id="set-clears-a-ttl"),
+        pytest.param("SET k 1 EX 60 / SET k 2 KEEPTTL / TTL k", 60, id="keepttl-keeps-it"),
+        pytest.param("SET k 1 EX 60 / SET k 2 NX / TTL k", 60, id="set-nx-refused-leaves-it"),
+        pytest.param("SET k 1 EX 60 / GETSET k 2 / TTL k", -1, id="getset-clears-a-ttl"),
+        pytest.param("SET k 1 EX 60 / SETNX k 2 / TTL k", 60, id="setnx-on-an-existing-key-leaves-it"),
+        pytest.param("SET k 1 EX 60 / DEL k / SETNX k 2 / TTL k", -1, id="setnx-on-a-new-key-has-none"),
+        pytest.param("SET k 1 EX 60 / INCR k / TTL k", 60, id="incr-keeps-a-ttl"),
+        pytest.param("SET k 1 EX 60 / APPEND k 2 / TTL k", 60, id="append-keeps-a-ttl"),
+        pytest.param("HSET k f 1 / EXPIRE k 60 / HSET k f 2 / TTL k", 60, id="hset-keeps-a-ttl"),
+        pytest.param("RPUSH k a / EXPIRE k 60 / LPUSH k b / TTL k", 60, id="lpush-keeps-a-ttl"),
+        pytest.param("RPUSH k a / EXPIRE k 60 / LPOP k / RPUSH k b / TTL k", -1, id="an-emptied-key-forgets-it"),
+        pytest.param("SET k 1 EX 60 / EXPIRE k 10 / TTL k", 10, id="expire-again-replaces-a-ttl"),
+        pytest.param("SET k 1 EX 60 / PERSIST k / TTL k", -1, id="persist-takes-a-ttl-away"),
+        pytest.param("SET k 1 / PERSIST k", 0, id="persist-without-a-ttl"),
+        pytest.param("SET k 1 EX 60 / SET l 1 EX 10 / RENAME k l / TTL l", 60, id="rename-carries-the-ttl"),
+        pytest.param("SET k 1 / SET l 1 EX 10 / RENAME k l / TTL l", -1, id="rename-drops-the-target's-ttl"),
+        pytest.param("SET k 1 / SET l 1 / DEL k l m k", 2, id="del-counts-what-it-removed"),
+        pytest.param("EXPIRE k 10", 0, id="expire-on-a-missing-key"),
+        pytest.param("SET k 1 / EXPIRE k -1", 1, id="negative-expire-succeeds"),
+        pytest.param("SET k 1 / EXPIRE k -1 / EXISTS k", 0, id="negative-expire-deletes"),
+        pytest.param("SET k 1 / EXPIRE k 0 / EXISTS k", 0, id="expire-zero-deletes"),
+        pytest.param("SET k 1 PXAT 1 / EXISTS k", 0, id="set-with-a-past-deadline-leaves-nothing"),
+        pytest.param("TTL k", -2, id="ttl-of-a-missing-key"),
+        pytest.param("SET k 1 / PTTL k", -1, id="pttl-without-a-ttl"),
+        pytest.param("SET k 1 PX 1400 / TTL k", 1, id="ttl-rounds-down"),
+        pytest.param("SET k 1 PX 1900 / TTL k", 2, id="ttl-rounds-up"),
+        pytest.param("SET k 1 PX 450 / TTL k", 0, id="ttl-of-a-live-key-can-be-zero"),
+        pytest.param("SET k 1 / PEXPIRE k 60000 GT", 0, id="gt-without-a-ttl-is-refused"),
+        pytest.param("SET k 1 / PEXPIRE k 60000 LT / TTL k", 60, id="lt-without-a-ttl-sets-it"),
+        pytest.param("SET k 1 EX 60 / PEXPIRE k 90000 GT / TTL k", 90, id="gt-lengthens"),
+        pytest.param("SET k 1 EX 60 / PEXPIRE k 10000 GT / TTL k", 60, id="gt-never-shortens"),
+    ],
+)
+def test_rules_about_ttls(both: Both, lines: str, last: int) -> None:
+    assert both.all(lines)[-1] == last
+
+
+def test_a_key_lives_through_the_millisecond_of_its_deadline(both: Both) -> None:
+    """Each sample is compared at the server's own time, so this pins the instant and not just the order of things."""
+    lived: set[int] = set()
+    for _ in range(200):
+        both("SET k 1 PX 2")
+        while (left := both("PTTL k")) != -2:
+            assert isinstance(left, int)
+            lived.add(left)
+        if 0 in lived:
+            return
+    pytest.fail(f"the deadline itself was never met, only {sorted(lived)}")
+
+
+def test_time_stands_still_in_a_script(both: Both) -> None:
+    busy = "local a = redis.call('time') for i = 1, 100000 do a[3] = i end return {a[2], redis.call('time')[2]}"
+    reply = both(["EVAL", busy, 0])
+    assert isinstance(reply, list)
+    assert reply[0] == reply[1]
+
+
+def test_a_watched_key_that_expires_spoils_the_transaction(server: Server, wire: Wire, both: Both) -> None:
+    connection, session = Wire(server.port), both.store.session("one")
+    both("SET k 1 PX 5")
+    for words in (["WATCH", "k"], ["MULTI"]):
+        assert connection.execute(*words) == session.execute(*words)
+    wire.execute("DEBUG", "SLEEP", "0.02")
+    both("PING")  # The store's clock follows the server's.
+    assert connection.execute("EXEC") is session.execute("EXEC") is None
+    connection.close()
+
+
+@pytest.mark.parametrize(
+    ("source", "reply"),
+    [
+        pytest.param("return redis.call('set', 'k', 2)", "OOM", id="the-first-write-is-refused"),
+        pytest.param("redis.call('get', 'k') return redis.call('set', 'k', 2)", "OOM", id="also-after-a-read"),
+        pytest.param("return redis.call('del', 'k')", 1, id="del-works"),
+        pytest.param("return redis.call('pexpire', 'k', 60000)", 1, id="pexpire-works"),
+        pytest.param("redis.call('del', 'k') return redis.call('set', 'k', 2)", "OK", id="set-works-after-del"),
+        pytest.param("redis.call('del', 'x') return redis.call('set', 'k', 2)", "OK", id="even-if-del-found-nothing"),
+        pytest.param("#!lua\nreturn redis.call('get', 'k')", "OOM", id="a-script-that-declares-no-flag-never-starts"),
+    ],
+)
+def test_scripts_without_memory(both: Both, wire: Wire, source: str, reply: Reply) -> None:
+    both("SET k 1")
+    wire.execute(*FULL)
+    both.store.oom = True
+    given_reply = both(["EVAL", source, 0])
+    wire.execute(*ROOMY)
+    assert (given_reply.code if isinstance(given_reply, ReplyError) else given_reply) == reply
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "x = 1",
+        "_G.x = 1",
+        "local function f() x = 1 end f()",
+        "KEYS = {}",
+        "redis = nil",
+        "redis.call = nil",
+        "string.rep = nil",
+        "setmetatable(_G, {})",
+        "return undefined",
+        "return io",
+        "return require",
+        "return print",
+        "syntax error",
+        "local a return a.b",
+        "error('boom')",
+        "error({err = 'MY code'})",
+        "error()",
+        "error({})",
+        "redis.call()",
+        "redis.call({})",
+        "redis.call('get', nil)",
+        "redis.call('get', true)",
+        "redis.call('multi')",
+        "redis.call('eval', 'return 1', 0)",
+        "redis.call('get')",
+        "redis.call('nope')",
+        "redis.call('incr', 'text')",
+        "redis.call('incr', 'list')",
+    ],
+)
+def test_scripts_fail_in_the_same_way(both: Both, source: str) -> None:
+    both("SET text x")
+    both("RPUSH list x")
+    reply = both(["EVAL", source, 0])
+    assert isinstance(reply, ReplyError)

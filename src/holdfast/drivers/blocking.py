@@ -51,14 +51,20 @@ class Driver:
     gate = staticmethod(threading.Lock)
 
     def run(self, protocol: fx.Effects[T], engine: Engine | None = None) -> T:
-        engine = engine or self.engine
+        call = (engine or self.engine).call
         interrupt: BaseException | None = None
-        advance: Any = protocol.send
+        send = advance = protocol.send
         value: Any = None
         while True:
             try:
                 effect = advance(value)
-                advance, value = protocol.send, self._perform(effect, engine)
+                advance = send
+                if type(effect) is fx.Now:
+                    value = clock.now()
+                elif type(effect) is fx.Call:
+                    value = call(effect.step, effect.timeout)
+                else:
+                    value = self._perform(effect, engine)
             except StopIteration as done:
                 if interrupt is not None:
                     raise interrupt from None
@@ -67,17 +73,11 @@ class Driver:
             except BaseException as error:
                 if fx.is_over(protocol):  # that was its own last word
                     raise interrupt or error from (error.__cause__ if interrupt is None else None)
-                if isinstance(error, Exception):
-                    advance, value = protocol.throw, error
-                else:  # Ctrl-C, or whatever a signal handler raises, here or in the effect
-                    interrupt = error
-                    advance, value = protocol.throw, fx.Interrupted()
+                advance, value = protocol.throw, error
+                if not isinstance(error, Exception):  # Ctrl-C, or whatever a signal handler raises, here or there
+                    interrupt, value = error, fx.Interrupted()
 
-    def _perform(self, effect: fx.Effect, engine: Engine) -> Any:
-        if isinstance(effect, fx.Now):
-            return clock.now()
-        if isinstance(effect, fx.Call):
-            return engine.call(effect.step, effect.timeout)
+    def _perform(self, effect: fx.Effect, engine: Engine | None) -> Any:
         if isinstance(effect, fx.Enter):
             return _pass_gate(effect.gate, effect.until)
         if isinstance(effect, fx.NewToken):
@@ -87,7 +87,7 @@ class Driver:
         if isinstance(effect, fx.Wait):
             return _wait(effect.bell, effect.until)
         if isinstance(effect, fx.CallEach):
-            return engine.call_each(effect.steps, effect.timeout)
+            return (engine or self.engine).call_each(effect.steps, effect.timeout)
         if isinstance(effect, fx.NewBell):
             return Bell()
         if isinstance(effect, fx.Entrust):
@@ -97,6 +97,7 @@ class Driver:
             return _tell(effect.hold)
         if isinstance(effect, fx.Attach):
             return None  # a thread cannot be cancelled; its body has lost and check()
+        assert isinstance(effect, fx.Detach)
         return effect.error, False
 
     def admit(self, hold: Hold) -> None:

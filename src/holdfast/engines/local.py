@@ -131,11 +131,7 @@ def _is_ours(directory: str) -> bool:
         found = os.stat(directory)
     except OSError:
         return False
-    return (
-        stat.S_ISDIR(found.st_mode)
-        and found.st_uid == os.geteuid()
-        and os.access(directory, os.W_OK | os.X_OK)
-    )
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and os.access(directory, os.W_OK | os.X_OK)
 
 
 def _check(directory: str) -> None:
@@ -156,9 +152,7 @@ def _check(directory: str) -> None:
     except OSError as error:
         raise InvalidConfig(what, f"the directory cannot be used ({error.strerror}); name another") from error
     if stat.S_ISLNK(found.st_mode):
-        raise InvalidConfig(
-            what, "it is a symbolic link, and could soon point elsewhere; name what it points to"
-        )
+        raise InvalidConfig(what, "it is a symbolic link, and could soon point elsewhere; name what it points to")
     if not stat.S_ISDIR(found.st_mode):
         raise InvalidConfig(what, "it is not a directory; name one, or a path where one can be made")
     if found.st_uid != os.geteuid():

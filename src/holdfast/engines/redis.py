@@ -9,6 +9,8 @@ of a reply) closes it: a line with a reply outstanding would hand that reply to 
 from __future__ import annotations
 
 import select
+import socket
+import struct
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -39,36 +41,59 @@ _MOST_RESTING: Final = 64
 class Line:
     """One connection, and the replies that come back on it."""
 
-    __slots__ = ("_connection", "_reader", "_sock", "_timeout", "rested_at")
+    __slots__ = ("_connection", "_kernel_timeouts", "_reader", "_sock", "_timeout", "rested_at")
 
     def __init__(self, target: Target, timeout: float) -> None:
         extra = target.prepare() if target.prepare else {}
         self._connection = target.connection(timeout, extra)
         self._connection.connect()
-        self._sock = self._connection._sock
-        self._timeout = timeout
-        self._sock.settimeout(timeout)
+        self._sock: socket.socket = self._connection._sock
+        # A timeout of Python's costs a poll() before every read and write; the kernel's own costs nothing. But what
+        # it does to a read that is too late (EAGAIN) is not what TLS expects.
+        self._kernel_timeouts = type(self._sock) is socket.socket
+        if self._kernel_timeouts:
+            self._sock.settimeout(None)
+        self._timeout = 0.0
         self._reader = hiredis.Reader()
         self.rested_at = 0.0
 
-    def exchange(self, data: bytes, count: int, timeout: float) -> list[Any]:
-        sock, reader = self._sock, self._reader
+    def _allow(self, timeout: float) -> None:
+        if self._kernel_timeouts:
+            interval = struct.pack("@ll", int(timeout), int(timeout % 1 * 1e6))
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, interval)
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, interval)
+        else:
+            self._sock.settimeout(timeout)
+        self._timeout = timeout
+
+    def ask(self, data: bytes, timeout: float) -> Any:
+        """Send one request and return its reply. BlockingIOError or TimeoutError when that takes too long."""
         if timeout != self._timeout:
-            sock.settimeout(timeout)
-            self._timeout = timeout
+            self._allow(timeout)
+        sock, reader = self._sock, self._reader
         sock.sendall(data)
-        replies: list[Any] = []
         while True:
-            reply = reader.gets()
-            if reply is not False:
-                replies.append(reply)
-                if len(replies) == count:
-                    return replies
-                continue
             chunk = sock.recv(65536)
             if not chunk:
                 raise ConnectionResetError("the server closed the connection")
             reader.feed(chunk)
+            reply = reader.gets()
+            if reply is not False:
+                return reply
+
+    def ask_all(self, requests: list[bytes], timeout: float) -> list[Any]:
+        """Send many requests at once and return their replies."""
+        replies = [self.ask(b"".join(requests), timeout)]
+        while len(replies) < len(requests):
+            reply = self._reader.gets()
+            if reply is not False:
+                replies.append(reply)
+                continue
+            chunk = self._sock.recv(65536)
+            if not chunk:
+                raise ConnectionResetError("the server closed the connection")
+            self._reader.feed(chunk)
+        return replies
 
     def is_dead(self) -> bool:
         """Whether something can be read although nothing was asked: that is the end of the connection."""
@@ -97,47 +122,47 @@ class Engine:
         self._closed = False
 
     def call(self, op: Op, timeout: float) -> Any:
-        reply = self._exchange([op], timeout)[0]
+        line = self._take(timeout)
+        try:
+            reply = line.ask(pack(op), timeout)
+            if is_noscript(reply):
+                reply = line.ask(pack(op, with_source=True), timeout)
+        except BaseException as error:
+            raise self._broken(line, error, timeout) from error
+        self._put_back(line)
         if isinstance(reply, hiredis.ReplyError):
             raise refusal(reply, self.address)
         return reply
 
     def call_each(self, ops: Sequence[Op], timeout: float) -> list[Any]:
+        """The reply to each, or its StepFailed."""
+        if not ops:
+            return []
         try:
-            replies = self._exchange(ops, timeout)
-        except StepFailed as failed:
-            return [failed] * len(ops)
-        return [
-            refusal(reply, self.address) if isinstance(reply, hiredis.ReplyError) else reply
-            for reply in replies
-        ]
-
-    def _exchange(self, ops: Sequence[Op], timeout: float) -> list[Any]:
-        line = self._take(timeout)
-        try:
-            if len(ops) == 1:
-                replies = line.exchange(pack(ops[0]), 1, timeout)
-                if is_noscript(replies[0]):
-                    replies = line.exchange(pack(ops[0], with_source=True), 1, timeout)
-            else:
-                replies = line.exchange(b"".join(map(pack, ops)), len(ops), timeout)
+            line = self._take(timeout)
+            try:
+                replies = line.ask_all([pack(op) for op in ops], timeout)
                 unknown = [place for place, reply in enumerate(replies) if is_noscript(reply)]
                 if unknown:
-                    data = b"".join(pack(ops[place], with_source=True) for place in unknown)
-                    for place, reply in zip(unknown, line.exchange(data, len(unknown), timeout), strict=True):
+                    again = line.ask_all([pack(ops[place], with_source=True) for place in unknown], timeout)
+                    for place, reply in zip(unknown, again, strict=True):
                         replies[place] = reply
-        except TimeoutError as error:
-            self._drop(line)
-            raise silence(self.address, timeout, error, sent=True) from error
-        except OSError as error:
-            self._drop(line)
-            self.rest()  # what ended this connection (a restart, a failover) has most likely ended the others
-            raise lost_connection(self.address, error) from error
-        except BaseException:  # an interrupt: the reply is still to come, and nobody will fetch it
-            self._drop(line)
-            raise
+            except BaseException as error:
+                raise self._broken(line, error, timeout) from error
+        except StepFailed as failed:
+            return [failed] * len(ops)
         self._put_back(line)
-        return replies
+        return [refusal(reply, self.address) if isinstance(reply, hiredis.ReplyError) else reply for reply in replies]
+
+    def _broken(self, line: Line, error: BaseException, timeout: float) -> BaseException:
+        """Something went wrong in the middle of an exchange: the line is of no more use. What to raise instead."""
+        self._drop(line)
+        if isinstance(error, TimeoutError | BlockingIOError):
+            return silence(self.address, timeout, error, sent=True)
+        if isinstance(error, OSError | hiredis.HiredisError):
+            self.rest()  # what ended this connection (a restart, a failover) has most likely ended the others
+            return lost_connection(self.address, error)
+        return error  # an interrupt: the reply is still to come, and nobody will fetch it
 
     def _take(self, timeout: float) -> Line:
         if self._closed:

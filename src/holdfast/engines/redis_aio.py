@@ -44,9 +44,7 @@ class Wire(asyncio.Protocol):
         self._reader = hiredis.Reader()
         self._out: list[bytes] = []
         self._asked: deque[tuple[Op, Reply]] = deque()
-        self._waiting_since = (
-            loop.time()
-        )  # when the server last said something, or was first asked after that
+        self._waiting_since = loop.time()  # when the server last said something, or was first asked after that
         self.lost = False
         self._transport.set_protocol(self)
 
@@ -69,9 +67,7 @@ class Wire(asyncio.Protocol):
         while (answer := self._reader.gets()) is not False:
             op, reply = self._asked.popleft()
             if is_noscript(answer):
-                self.send(
-                    op, reply, with_source=True
-                )  # even if its caller has left: the next one needs the script too
+                self.send(op, reply, with_source=True)  # even if its caller has left: the next one needs the script too
             elif reply.done():
                 pass
             elif isinstance(answer, hiredis.ReplyError):

@@ -90,19 +90,13 @@ def _aim_at_client(client: object, aio: bool) -> Target:
     import redis.cluster
 
     if isinstance(client, (redis.cluster.RedisCluster, redis.asyncio.cluster.RedisCluster)):
-        raise Unsupported(
-            "a RedisCluster client", "this version speaks to single servers; hand over a redis.Redis"
-        )
+        raise Unsupported("a RedisCluster client", "this version speaks to single servers; hand over a redis.Redis")
     wanted, other = (redis.asyncio.Redis, redis.Redis) if aio else (redis.Redis, redis.asyncio.Redis)
     if isinstance(client, other):
         here, there = (
-            ("holdfast.aio.connect", "holdfast.connect")
-            if aio
-            else ("holdfast.connect", "holdfast.aio.connect")
+            ("holdfast.aio.connect", "holdfast.connect") if aio else ("holdfast.connect", "holdfast.aio.connect")
         )
-        raise InvalidConfig(
-            f"{here}({type(client).__module__}.Redis)", f"hand this client to {there} instead"
-        )
+        raise InvalidConfig(f"{here}({type(client).__module__}.Redis)", f"hand this client to {there} instead")
     if not isinstance(client, wanted):
         raise InvalidConfig(
             f"connect({type(client).__name__})",
@@ -116,9 +110,7 @@ def _aim_at_client(client: object, aio: bool) -> Target:
 def _address(settings: dict[str, Any]) -> str:
     if path := settings.get("path"):
         return f"unix://{path}"
-    return (
-        f"redis://{settings.get('host', 'localhost')}:{settings.get('port', 6379)}/{settings.get('db') or 0}"
-    )
+    return f"redis://{settings.get('host', 'localhost')}:{settings.get('port', 6379)}/{settings.get('db') or 0}"
 
 
 def _ours(settings: dict[str, Any], flavour: ModuleType) -> dict[str, Any]:
@@ -126,9 +118,7 @@ def _ours(settings: dict[str, Any], flavour: ModuleType) -> dict[str, Any]:
     kept = {
         option: value
         for option, value in settings.items()
-        if not option.startswith(
-            ("maint_notifications", "oss_cluster_maint", "orig_", "himport", "event_dispatcher")
-        )
+        if not option.startswith(("maint_notifications", "oss_cluster_maint", "orig_", "himport", "event_dispatcher"))
     }
     kept.update(
         decode_responses=False,

@@ -112,15 +112,11 @@ def connect_failure(cause: BaseException, address: str, timeout: float) -> StepF
     if isinstance(cause, redis.exceptions.AuthenticationError | redis.exceptions.AuthorizationError) or any(
         code in text for code in ("WRONGPASS", "NOAUTH", "invalid password", "invalid username-password")
     ):
-        what, advice = _LASTING[
-            "NOAUTH" if "NOAUTH" in text or "Authentication required" in text else "WRONGPASS"
-        ]
+        what, advice = _LASTING["NOAUTH" if "NOAUTH" in text or "Authentication required" in text else "WRONGPASS"]
         return _failed(Unavailable({address: what}, advice), cause, sent=False, retry=False)
     if isinstance(cause, redis.exceptions.ResponseError):
         if "DB index" in text or "invalid DB" in text:
-            error = Unavailable(
-                {address: "it has no such database"}, "Check the number after the host, such as /0"
-            )
+            error = Unavailable({address: "it has no such database"}, "Check the number after the host, such as /0")
             return _failed(error, cause, sent=False, retry=False)
         return refusal(cause, address)
     what, advice = _why_no_connection(cause, text)
@@ -138,11 +134,7 @@ def _why_no_connection(cause: BaseException, text: str) -> tuple[str, str]:
         )
     if any(isinstance(root, FileNotFoundError) for root in roots) or "No such file" in text:
         return "there is no such socket", "Start a server there, or check the path"
-    if (
-        any(type(root).__module__ == "ssl" for root in roots)
-        or "SSL" in text
-        or "certificate" in text.lower()
-    ):
+    if any(type(root).__module__ == "ssl" for root in roots) or "SSL" in text or "certificate" in text.lower():
         return (
             "the TLS handshake failed",
             "Check rediss:// against redis://, and the certificates (ssl_ca_certs=)",

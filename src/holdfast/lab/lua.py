@@ -1,8 +1,8 @@
 """The bridge to Lua: scripts of the project, run as the server runs them.
 
-One Lua 5.1 interpreter serves every store of the process, and a script is compiled once, whatever the number of
-stores that load it: a script keeps nothing between two runs, so the store is all that it needs to be given. What a
-script may see and touch is in ``sandbox.lua``; how values change on their way in and out is here.
+One Lua 5.1 interpreter serves every store of the process, and a script is compiled once, whatever the number
+of stores that load it: a script keeps nothing between two runs, so the store is all that it must be given. What
+a script may see and touch is in ``sandbox.lua``; how values change on their way in and out is here.
 """
 
 from __future__ import annotations
@@ -119,9 +119,9 @@ def _call(words: list[bytes]) -> Reply:
         full = _current.store.oom and not _current.wrote and not _current.script.may_grow
         if full and command.deny_oom:
             raise ReplyError(OOM)
-        if _current.script.read_only:
-            raise ReplyError("ERR Write commands are not allowed from read-only scripts.")
         _current.wrote = True
+    if _current.script.read_only and (command.write or command.name == "publish"):
+        raise ReplyError("ERR Write commands are not allowed from read-only scripts.")
     return command.run(_current.store, *words[command.skip :])
 
 
@@ -152,7 +152,8 @@ def _from_lua(tag: bytes, *values: Any) -> Reply:
         return [_from_lua(*_export(value)) if _is_table(value) else _scalar(value) for value in values[1:]]
     if tag == b"!":
         raise values[0]
-    text = _text(values[0]).replace("\r", " ").replace("\n", " ")
+    # A status or an error is one line, and to the server the text ends where C says it does.
+    text = _text(values[0]).partition("\0")[0].replace("\r", " ").replace("\n", " ")
     return Status(text) if tag == b"+" else ReplyError(text)
 
 
@@ -173,9 +174,7 @@ def _text(value: bytes) -> str:
 
 
 # Without an encoding, Lua's strings are Python's bytes, and nothing is decoded on the way.
-_runtime = LuaRuntime(
-    encoding=None, unpack_returned_tuples=True, register_eval=False, register_builtins=False
-)
+_runtime = LuaRuntime(encoding=None, unpack_returned_tuples=True, register_eval=False, register_builtins=False)
 _Table = type(_runtime.table())
 _compile: Callable[..., tuple[bytes, Any]]
 _run: Callable[..., tuple[Any, ...]]

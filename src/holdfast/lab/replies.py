@@ -38,14 +38,14 @@ OK = Status("OK")
 OOM = "OOM command not allowed when used memory > 'maxmemory'."
 WRONG_TYPE = "WRONGTYPE Operation against a key holding the wrong kind of value"
 
-# Beyond this a whole number is no longer written as an integer but as the shortest text that reads back the same.
+# Beyond this a whole number is no longer written digit by digit, but as the shortest text that reads the same.
 _LARGEST_WRITTEN_WHOLE = 2**62
 
 
 def format_number(number: float) -> bytes:
     """A number as the server writes it: a score, or a Lua number that is passed to a command.
 
-    Whole numbers never get an exponent in the range that matters to us (microseconds since 1970 are about 1.8e15),
+    Whole numbers get no exponent in the range that matters to us (microseconds since 1970 are about 1.8e15),
     although Lua's own ``tostring`` gives them one.
     """
     if not math.isfinite(number):

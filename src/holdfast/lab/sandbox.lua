@@ -90,6 +90,13 @@ local function caught(fine, problem, ...)
   return fine, problem
 end
 
+local function bless(table, metatable)
+  if getmetatable(table) == false then
+    error("Attempt to modify a readonly table", 0)
+  end
+  return setmetatable(table, metatable)
+end
+
 -- No clock, no chance, no files: a script must do the same whenever the explorer runs it again.
 local visible = {
   _VERSION = _VERSION,
@@ -100,7 +107,7 @@ local visible = {
   pairs = pairs,
   pcall = function(...) return caught(pcall(...)) end,
   select = select,
-  setmetatable = setmetatable,
+  setmetatable = bless,
   tonumber = tonumber,
   tostring = tostring,
   type = type,
@@ -150,8 +157,8 @@ local function finish(fine, result)
     return "!", result
   elseif type(result) ~= "table" then
     return "-", "ERR " .. tostring(result)
-  elseif type(result.err) == "string" then
-    return "-", result.err
+  elseif type(result.err) == "string" or type(result.err) == "number" then
+    return "-", tostring(result.err)
   end
   return "-", "ERR unknown error"
 end

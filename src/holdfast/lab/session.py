@@ -1,7 +1,7 @@
 """One connection to a store: WATCH, MULTI and what follows from them.
 
-The state is kept in the store, as a server keeps it, so copies and fingerprints of the store cover it. A session is
-only a name for it: after ``twin = store.copy()``, ``twin.session(name)`` carries on where the original stood.
+The state is kept in the store, as a server keeps it, so copies and fingerprints of the store cover it. A session
+is only a name for it: after ``twin = store.copy()``, ``twin.session(name)`` carries on where the original stood.
 """
 
 from __future__ import annotations
@@ -103,19 +103,19 @@ class Session:
 
     def _exec(self, line: tuple[bytes, ...]) -> Reply:
         state = self._state
-        if state.queue is None:
-            look_up(line)
-            raise ReplyError("ERR EXEC without MULTI")
-        # However it ends, the connection is idle afterwards. The commands run one after the other, and whether
-        # one of them fails is of no interest to the next.
-        self._state = _IDLE
         try:
             look_up(line)
-            if self._store.oom and any(look_up(queued).deny_oom for queued in state.queue):
+            if self._store.oom and any(look_up(queued).deny_oom for queued in state.queue or ()):
                 raise ReplyError(OOM)
         except ReplyError as error:
+            self._state = _IDLE
             reason = error.message.removeprefix("ERR ")
             raise ReplyError(f"EXECABORT Transaction discarded because of: {reason}") from None
+        if state.queue is None:
+            raise ReplyError("ERR EXEC without MULTI")
+        # However it ends, nothing is watched afterwards. The commands run one after the other, and that one of
+        # them fails does not stop the next.
+        self._state = _IDLE
         if state.refused:
             raise ReplyError("EXECABORT Transaction discarded because of previous errors.")
         if state.spoiled:

@@ -1,16 +1,16 @@
 """An in-memory model of one Redis server, on a clock that its owner moves.
 
-It runs the very Lua files that production sends to real servers, so what the lab explores is what is deployed. What
-it knows of the server's behaviour is pinned by tests/lab/test_store_matches_server.py, which sends the same random
-commands to both.
+It runs the very Lua files that production sends to real servers, so what the lab explores is what is deployed.
+What it knows of the server's behaviour is pinned by tests/lab/test_store_matches_server.py, which sends the same
+random commands to both.
 
 Three decisions make it fit for an explorer that takes millions of steps:
 
-- Values are immutable (see ``values``), and so is the state of connections: ``copy()`` costs a few small dicts.
-- Expiry happens when the clock is moved, to every key that it has passed. A real server expires lazily and in the
-  background, and commands cannot tell the difference; but here two stores with the same fingerprint stay the same,
-  even if the clock is then set back. A key is gone once the clock is *past* its deadline, as on the server: in the
-  millisecond of the deadline itself it still exists, with a PTTL of 0.
+- Values are immutable (see ``values``), and so is the state of connections: a copy costs a few small dicts.
+- Expiry happens when the clock is moved, to every key that it has passed. A real server expires lazily and in
+  the background, and but for DBSIZE no command can tell the difference; here, two stores with the same
+  fingerprint stay the same even if the clock is then set back. A key is gone once the clock is *past* its
+  deadline, as on the server: in the millisecond of the deadline itself it still exists, with a PTTL of 0.
 - What a real server returns in no particular order (KEYS, SMEMBERS, HGETALL) is sorted.
 
 Left out: more than one database, blocking commands, eviction, replication, and RESP3.
@@ -31,9 +31,7 @@ __all__ = ["Connection", "Reply", "ReplyError", "Session", "Status", "Store"]
 
 C = TypeVar("C", bound=Collection)
 
-START_US = (
-    1_700_000_000_000_000  # Some instant of 2023: fences and clocks have the digits that they have in life.
-)
+START_US = 1_700_000_000_000_000  # Some instant of 2023, so that times have as many digits as in life.
 
 
 class Store:
@@ -80,9 +78,12 @@ class Store:
         except ReplyError as error:
             return error.with_traceback(None)
 
-    def session(self, name: Hashable) -> Session:
-        """The connection of that name, which has WATCH and MULTI. It is part of the store, and of its copies."""
-        return Session(self, name)
+    def session(self, name: Hashable = None) -> Session:
+        """The connection of that name, new or not, which has WATCH and MULTI; without a name, always a new one.
+
+        What it remembers is part of the store, of its copies and, with the name, of its fingerprint.
+        """
+        return Session(self, object() if name is None else name)
 
     def copy(self) -> Store:
         """A store that behaves the same and shares nothing that can change."""
@@ -99,8 +100,8 @@ class Store:
     def fingerprint(self) -> Hashable:
         """Equal for stores that behave the same from now on, but for what TIME says.
 
-        Deadlines count from now. The part of the clock below a millisecond is in it, because it decides in which
-        millisecond the next ttl will end.
+        Deadlines count from now. The part of the clock below a millisecond counts too, because it decides in
+        which millisecond the next ttl will end.
         """
         now_us = self._now_us
         deadlines = self.deadlines
@@ -134,7 +135,7 @@ class Store:
         raise ReplyError(WRONG_TYPE)
 
     def write(self, key: bytes, value: Value) -> None:
-        """Change what the key holds and keep its ttl. A collection that becomes empty takes the key with it."""
+        """Change what the key holds and keep its ttl. A collection that becomes empty is gone, key and all."""
         if not value and not isinstance(value, bytes):
             self.remove(key)
         else:

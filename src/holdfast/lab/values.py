@@ -1,7 +1,7 @@
 """What a key can hold.
 
-Values are never changed in place: a write puts a new one in the key. So a copy of a store shares them all, and
-costs two small dictionaries however much they hold.
+Values are never changed in place: a write puts a new one in the key. So a copy of a store shares them all,
+and costs a few small dictionaries however much they hold.
 """
 
 from __future__ import annotations

@@ -44,11 +44,14 @@ class Book:
         self.holds: dict[str, Hold] = {}
         self.chores: deque[Chore] = deque()
         self.wakes_at = float("inf")  # when the keeper will look next; infinite while it is not asleep
+        self.wanted_at = 0.0  # when it was last asked to; kept although that hold may be over, lest each one wakes it
         self.closed = False
 
     def enter(self, hold: Hold) -> None:
         self.holds[hold.token] = hold
-        if due_at(hold) < self.wakes_at:
+        when = due_at(hold)
+        if when < self.wakes_at:
+            self.wanted_at = when
             self.bell.ring()
 
     def leave(self, hold: Hold) -> bool:
@@ -129,7 +132,8 @@ def keep(book: Book) -> Effects[None]:
         if closing:
             return
         if not todo.due:
-            book.wakes_at = min(todo.wakes_at, now + CHORE_PAUSE) if book.chores else todo.wakes_at
+            wakes_at = min(todo.wakes_at, now + CHORE_PAUSE) if book.chores else todo.wakes_at
+            book.wakes_at = min(wakes_at, book.wanted_at) if book.wanted_at > now else wakes_at
             if not book.closed:
                 yield from wait(book.bell, book.wakes_at)
             book.wakes_at = float("inf")

@@ -34,9 +34,7 @@ from holdfast.protocol.effects import STOPPED, Effects, Step, StepFailed, call, 
 
 __all__ = ["abandon_step", "acquire", "extend", "release", "renew_step", "settle"]
 
-GRACE: Final = (
-    0.25  # how long a caller who is leaving stays to see the clean-up confirmed; then the keeper takes over
-)
+GRACE: Final = 0.25  # how long a caller who is leaving stays to see the clean-up confirmed; then the keeper takes over
 SHORTEST_CALL: Final = 0.1  # even the last try before a deadline gets time for a round trip
 TOMBSTONE_MS: Final = 60_000
 
@@ -92,23 +90,21 @@ def _try_until(hold: Hold, until: float | None) -> Effects[bool]:
         failure = None
         pause = 0.0
         try:
-            status, value = yield from call(step, _call_timeout(hold, until, asked_at))
+            reply = yield from call(step, _call_timeout(hold, until, asked_at))
         except StepFailed as failed:
             hold.doubtful = doubtful_before or failed.sent
             if not failed.retry:
                 raise failed.error from failed.__cause__
             failure = failed
-            pause = (
-                backoff(hold.token, attempt) if attempt else 0.0
-            )  # a dropped connection is worth a new one at once
+            pause = backoff(hold.token, attempt) if attempt else 0.0  # a dropped connection is worth a new one at once
         else:
             hold.doubtful = doubtful_before
-            if status == 1:
-                hold.grant(value, asked_at)
-            elif status == 0:
+            if not isinstance(reply, list):
+                hold.grant(int(reply), asked_at)
+            elif reply[0] == 0:
                 pause = backoff(hold.token, attempt)
-                if value >= 0:
-                    pause = min(pause, (value + 1) / 1000)
+                if reply[1] >= 0:
+                    pause = min(pause, (reply[1] + 1) / 1000)
             else:
                 raise NotAcquired(hold.name, "this attempt was given up before its request arrived")
         now = yield from clock()

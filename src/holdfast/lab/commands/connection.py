@@ -35,5 +35,5 @@ def watch(store: Store, key: bytes, *keys: bytes) -> Reply:
 
 @command(noscript=True)
 def unwatch(store: Store) -> Reply:
-    """Without a connection there is nothing to forget. EXEC runs it so, having forgotten everything itself."""
+    """Without a connection there is nothing to forget. EXEC runs it so, having forgotten everything."""
     return OK

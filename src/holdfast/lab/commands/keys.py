@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from holdfast.lab.store import Store
 
 _NO_KEY, _NO_TTL = -2, -1
+_UNITS = {"expire": "EX", "pexpire": "PX", "expireat": "EXAT", "pexpireat": "PXAT"}
 
 
 @command(write=True)
@@ -62,27 +63,27 @@ def _move(store: Store, key: bytes, target: bytes) -> None:
 
 @command(write=True)
 def expire(store: Store, key: bytes, seconds: bytes, *options: bytes) -> Reply:
-    return _expire(store, "expire", key, seconds, "EX", options)
+    return _expire(store, "expire", key, seconds, options)
 
 
 @command(write=True)
 def pexpire(store: Store, key: bytes, milliseconds: bytes, *options: bytes) -> Reply:
-    return _expire(store, "pexpire", key, milliseconds, "PX", options)
+    return _expire(store, "pexpire", key, milliseconds, options)
 
 
 @command(write=True)
 def expireat(store: Store, key: bytes, seconds: bytes, *options: bytes) -> Reply:
-    return _expire(store, "expireat", key, seconds, "EXAT", options)
+    return _expire(store, "expireat", key, seconds, options)
 
 
 @command(write=True)
 def pexpireat(store: Store, key: bytes, milliseconds: bytes, *options: bytes) -> Reply:
-    return _expire(store, "pexpireat", key, milliseconds, "PXAT", options)
+    return _expire(store, "pexpireat", key, milliseconds, options)
 
 
-def _expire(store: Store, name: str, key: bytes, amount: bytes, unit: str, options: tuple[bytes, ...]) -> int:
+def _expire(store: Store, name: str, key: bytes, amount: bytes, options: tuple[bytes, ...]) -> int:
     flags = _read_expire_options(options)
-    deadline = deadline_ms(store, name, integer(amount), unit)
+    deadline = deadline_ms(store, name, integer(amount), _UNITS[name])
     if key not in store.values:
         return 0
     # To GT and LT a key without a ttl lives for ever: nothing is later, and everything is sooner.

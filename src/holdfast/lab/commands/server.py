@@ -82,6 +82,6 @@ def _flush(store: Store, mode: tuple[bytes, ...]) -> Reply:
 
 @command()
 def publish(store: Store, channel: bytes, message: bytes) -> Reply:
-    """Nobody is subscribed at the moment of the call: whoever owns the store delivers what is in the outbox."""
+    """Nobody is subscribed as far as the store knows: its owner delivers what is in the outbox."""
     store.outbox.append((channel, message))
     return 0

@@ -131,9 +131,7 @@ def zrangebyscore(store: Store, key: bytes, low: bytes, high: bytes, *options: b
     return _reply(pairs, with_scores="WITHSCORES" in flags)
 
 
-def _read_range_options(
-    options: tuple[bytes, ...], known: set[str]
-) -> tuple[set[str], tuple[int, int] | None]:
+def _read_range_options(options: tuple[bytes, ...], known: set[str]) -> tuple[set[str], tuple[int, int] | None]:
     flags: set[str] = set()
     limit: tuple[int, int] | None = None
     words = list(options)
