@@ -201,7 +201,7 @@ class BaseLease:
             if hold.phase is not ENDED and hold.mine and self._driver.book.leave(hold):
                 hold.phase = ENDED
                 warnings.warn(
-                    f"a lease on {hold.name!r} was dropped without release(); it is no longer renewed and ends by itself",
+                    f"a lease on {hold.name!r} was dropped without release(): it is not renewed any more",
                     ResourceWarning,
                     stacklevel=2,
                     source=self,

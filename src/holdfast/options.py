@@ -40,10 +40,7 @@ def terms_of(
     words: tuple[str, ...] = (),
 ) -> Terms:
     """The terms of one lock; ``shared`` has what all locks of a client share, ``words`` what on_lost may say."""
-    if wait is not None and wait != math.inf:
-        wait = seconds("wait", wait)
-    else:
-        wait = None
+    wait = None if wait is None or wait == math.inf else seconds("wait", wait)
     if on_lost is not None and not callable(on_lost) and on_lost not in words:
         choice = "a callable that takes the lease" + "".join(f", or {word!r}" for word in words)
         raise InvalidConfig(f"on_lost={on_lost!r}", f"give {choice}")

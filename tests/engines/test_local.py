@@ -177,19 +177,13 @@ def test_longest_allowed_path_and_odd_characters_work(base: Path) -> None:
     assert run_id(local.ensure(directory))
 
 
-def test_default_directory_is_the_runtime_directory_if_that_is_ours(
-    base: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TMPDIR", str(base))
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(base))
-    assert local.default_directory() == str(base / "holdfast")
-    in_tmp = str(base / f"holdfast-{os.geteuid()}")
-    for unusable in (str(base / "missing"), "relative", "", "/dev/null"):
-        monkeypatch.setenv("XDG_RUNTIME_DIR", unusable)
-        assert local.default_directory() == in_tmp
+def test_a_cron_job_and_a_login_agree_on_the_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", "/somewhere")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/user/1")
+    login = local.default_directory()
+    monkeypatch.delenv("TMPDIR")
     monkeypatch.delenv("XDG_RUNTIME_DIR")
-    assert local.default_directory() == in_tmp
-    assert local.ensure() == os.path.join(in_tmp, "holdfast.sock")
+    assert local.default_directory() == login == f"/tmp/holdfast-{os.geteuid()}"
 
 
 # One server.

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from holdfast.lab import commands
 from holdfast.lab.commands.table import COMMANDS
 from holdfast.lab.replies import ReplyError, Status, format_number
 from holdfast.lab.store import START_US, Store
@@ -168,9 +169,7 @@ def test_no_script_hides_a_fault_of_the_lab(store: Store, monkeypatch: pytest.Mo
     def broken(_: Store, __: bytes) -> None:
         raise KeyError("a bug in a command")
 
-    monkeypatch.setattr(commands.strings, "get", broken)
-    entry = COMMANDS[b"get"]
-    monkeypatch.setitem(COMMANDS, b"get", type(entry)("get", broken, 1, 2, 2, False, False, False))
+    monkeypatch.setitem(COMMANDS, b"get", replace(COMMANDS[b"get"], run=broken))
     for source in ("redis.call('get', 'k')", "redis.pcall('get', 'k')", "pcall(redis.call, 'get', 'k') return 1"):
         with pytest.raises(KeyError, match="a bug in a command"):
             store.execute("EVAL", source, 0)

@@ -22,9 +22,7 @@ server start beside the warden's interpreter instead of after it.
 
 What this does not give. The server keeps its data in memory: if it is killed, what was held is forgotten, as
 with any Redis without persistence, and holders learn it from their broken connections. Whatever kills all
-processes of the starter's control group or container kills the server too. And two processes share a server
-only if they agree on the directory, which a login and a cron job, with and without XDG_RUNTIME_DIR, do not:
-name one for them, ``local:///path``.
+processes of the starter's control group or container kills the server too.
 """
 
 from __future__ import annotations
@@ -72,14 +70,12 @@ shift 4
 
 
 def default_directory() -> str:
-    """Where the server of this user is, unless another directory is named."""
-    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
-    if os.path.isabs(runtime) and _is_ours(runtime):
-        return os.path.join(runtime, "holdfast")
-    temporary = os.environ.get("TMPDIR", "")
-    if not (os.path.isabs(temporary) and os.access(temporary, os.W_OK | os.X_OK)):
-        temporary = "/tmp"
-    return os.path.join(temporary, f"holdfast-{os.geteuid()}")
+    """Where the server of this user is, unless another directory is named.
+
+    Neither XDG_RUNTIME_DIR nor TMPDIR has a say: a cron job and a login have different ones, and must still
+    exclude each other.
+    """
+    return f"/tmp/holdfast-{os.geteuid()}"
 
 
 def ensure(directory: str | None = None) -> str:
@@ -124,14 +120,6 @@ def _find_or_start(directory: str, path: str) -> None:
                 f"See who has {os.path.join(directory, files.LOCK)} open, and end it",
             )
         time.sleep(_STEP_S)
-
-
-def _is_ours(directory: str) -> bool:
-    try:
-        found = os.stat(directory)
-    except OSError:
-        return False
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and os.access(directory, os.W_OK | os.X_OK)
 
 
 def _check(directory: str) -> None:

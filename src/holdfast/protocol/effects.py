@@ -178,7 +178,7 @@ class Attach(NamedTuple):
 
 
 class Detach(NamedTuple):
-    """The block ends, with that error. The reply is the error, and whether a cancellation of the driver's was taken off."""
+    """The block ends, with that error. The reply is the error, less a cancellation of the driver's; and whether it was."""
 
     hold: Hold
     block: Any
