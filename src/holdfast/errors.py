@@ -78,7 +78,7 @@ class AcquireTimeout(NotAcquired, TimeoutError):
         self.waited = waited
 
     def _message(self) -> str:
-        waited = f"within {self.waited:g} s" if self.waited else "at the first try"
+        waited = f"within {self.waited:.3g} s" if self.waited else "at the first try"
         return (
             f"lock {self.name!r} was not acquired {waited}: {self.reason}. "
             "Wait longer (wait=), or catch AcquireTimeout and come back later"
@@ -142,13 +142,13 @@ class ServerSilent(AcquireTimeout, Unavailable):
     """The wait is over and the server has not answered: who holds the lock is not known."""
 
     def __init__(self, name: str, waited: float, causes: Mapping[str, str], advice: str) -> None:
-        why = "; ".join(f"{server}: {cause}" for server, cause in causes.items())
-        AcquireTimeout.__init__(self, name, waited, f"cannot use {why}")
-        self.causes = dict(causes)
-        self.advice = advice
+        Unavailable.__init__(self, causes, advice)
+        self.name = name
+        self.waited = waited
+        self.reason = Unavailable._message(self)
 
     def _message(self) -> str:
-        return f"lock {self.name!r} was not acquired within {self.waited:g} s: {self.reason}. {self.advice}"
+        return f"lock {self.name!r} was not acquired within {self.waited:.3g} s: {self.reason}"
 
 
 class Unsupported(HoldfastError):

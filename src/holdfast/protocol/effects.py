@@ -178,7 +178,7 @@ class Attach(NamedTuple):
 
 
 class Detach(NamedTuple):
-    """The block ends, with that error. The reply is the error, less a cancellation of the driver's; and whether it was."""
+    """The block ends, with that error. The reply: the error, less a cancellation of the driver's; and if there was one."""
 
     hold: Hold
     block: Any

@@ -1,0 +1,1 @@
+"""Figures that Holdfast promises, measured: ``make bench``."""

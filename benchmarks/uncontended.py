@@ -1,0 +1,246 @@
+"""What an uncontended acquire and release costs, beside other libraries and beside a bare socket.
+
+    python -m benchmarks.uncontended [--rounds 60] [--cycles 100] [--json FILE]
+
+How it is made fair. Everybody talks TCP over loopback to one real server, and makes a lock object anew, with a random
+token, in every cycle, as a program that locks one order after the other does. The others are used as their own
+documentation advises, with hiredis, which is their fast path.
+
+How it is made steady. A machine's speed can change by a factor of three within seconds, so absolute numbers of two
+contenders that ran after each other say little. Here all of them run in every one of many short rounds, in an order
+that is shuffled each time, and what counts is the median over the rounds of the ratio within a round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import secrets
+import socket
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import hiredis
+import pottery
+import redis
+import redis.asyncio
+import redis_lock
+from rich.progress import track
+
+import holdfast
+import holdfast.aio
+from benchmarks.report import Figure, Spread, conclude, console, new_table, spread_of
+from tests.servers import Server
+
+BARE, HOLDFAST, REDIS_PY, AIO, REDIS_PY_AIO = (
+    "bare socket",
+    "Holdfast",
+    "redis-py Lock",
+    "Holdfast, asyncio",
+    "redis-py Lock, asyncio",
+)
+LEAST_TIMES_REDIS_PY = 1.25
+MOST_TIMES_BARE = 1.35
+TTL = 30
+
+Turns = Callable[[int], float]  # runs so many cycles, and says how many seconds they took
+
+
+class Contender(NamedTuple):
+    name: str
+    turns: Turns
+    beside: str  # whose time its own is compared with
+
+
+def timed(cycle: Callable[[], object]) -> Turns:
+    def turns(cycles: int) -> float:
+        started = perf_counter()
+        for _ in range(cycles):
+            cycle()
+        return perf_counter() - started
+
+    return turns
+
+
+def holdfast_turns(server: Server, stack: ExitStack) -> Turns:
+    client = stack.enter_context(holdfast.connect(server.url))
+
+    def cycle() -> None:
+        lock = client.lock("bench:holdfast", ttl=TTL)
+        if not lock.acquire():
+            raise RuntimeError("somebody else holds the lock")
+        lock.release()
+
+    return timed(cycle)
+
+
+def redis_py_turns(server: Server) -> Turns:
+    client = server.client()
+
+    def cycle() -> None:
+        lock = client.lock("bench:redis-py", timeout=TTL)
+        if not lock.acquire():
+            raise RuntimeError("somebody else holds the lock")
+        lock.release()
+
+    return timed(cycle)
+
+
+def python_redis_lock_turns(server: Server) -> Turns:
+    client = server.client()
+
+    def cycle() -> None:
+        lock = redis_lock.Lock(client, "bench:python-redis-lock", expire=TTL)
+        if not lock.acquire():
+            raise RuntimeError("somebody else holds the lock")
+        lock.release()
+
+    return timed(cycle)
+
+
+def pottery_turns(server: Server) -> Turns:
+    client = server.client()
+
+    def cycle() -> None:
+        lock = pottery.Redlock(key="bench:pottery", masters={client}, auto_release_time=TTL)
+        if not lock.acquire():
+            raise RuntimeError("somebody else holds the lock")
+        lock.release()
+
+    return timed(cycle)
+
+
+def bare_socket_turns(server: Server, stack: ExitStack) -> Turns:
+    """What no library can beat by much: two requests and two replies, packed and parsed in C."""
+    sock = stack.enter_context(socket.create_connection(("127.0.0.1", server.port)))
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    reader = hiredis.Reader()
+    compare_and_delete = "if redis.call('GET',KEYS[1])==ARGV[1] then return redis.call('DEL',KEYS[1]) end return 0"
+
+    def ask(*words: str | bytes | int) -> Any:
+        sock.sendall(hiredis.pack_command(words))
+        reader.feed(sock.recv(65536))
+        return reader.gets()
+
+    sha = ask("SCRIPT", "LOAD", compare_and_delete)
+
+    def cycle() -> None:
+        token = secrets.token_urlsafe(16)
+        if ask("SET", "bench:bare", token, "NX", "PX", TTL * 1000) != b"OK":
+            raise RuntimeError("somebody else holds the lock")
+        if ask("EVALSHA", sha, 1, "bench:bare", token) != 1:
+            raise RuntimeError("the lock was lost")
+
+    return timed(cycle)
+
+
+def aio_turns(loop: asyncio.Runner, new_lock: Callable[[], Any]) -> Turns:
+    async def run(cycles: int) -> float:
+        started = perf_counter()
+        for _ in range(cycles):
+            lock = new_lock()
+            if not await lock.acquire():
+                raise RuntimeError("somebody else holds the lock")
+            await lock.release()
+        return perf_counter() - started
+
+    return lambda cycles: loop.run(run(cycles))
+
+
+def contenders(server: Server, stack: ExitStack) -> list[Contender]:
+    loop = stack.enter_context(asyncio.Runner())
+    ours = holdfast.aio.connect(server.url)
+    stack.callback(lambda: loop.run(ours.aclose()))
+    theirs = redis.asyncio.Redis.from_url(server.url)
+    stack.callback(lambda: loop.run(theirs.aclose()))
+    return [
+        Contender(BARE, bare_socket_turns(server, stack), BARE),
+        Contender(HOLDFAST, holdfast_turns(server, stack), BARE),
+        Contender(REDIS_PY, redis_py_turns(server), BARE),
+        Contender("python-redis-lock", python_redis_lock_turns(server), BARE),
+        Contender("pottery Redlock", pottery_turns(server), BARE),
+        Contender(AIO, aio_turns(loop, lambda: ours.lock("bench:aio", ttl=TTL)), REDIS_PY_AIO),
+        Contender(
+            REDIS_PY_AIO, aio_turns(loop, lambda: theirs.lock("bench:redis-py-aio", timeout=TTL)), REDIS_PY_AIO
+        ),
+    ]
+
+
+def measure(those: list[Contender], rounds: int, cycles: int) -> dict[str, list[float]]:
+    """Seconds per cycle of each, round by round."""
+    took: dict[str, list[float]] = {contender.name: [] for contender in those}
+    for contender in those:
+        contender.turns(cycles)  # connections, scripts and caches are set up before anything counts
+    for _ in track(range(rounds), "measuring", console=console, transient=True, disable=not console.is_terminal):
+        for contender in random.sample(those, len(those)):
+            took[contender.name].append(contender.turns(cycles) / cycles)
+    return took
+
+
+def ratio(took: dict[str, list[float]], one: str, other: str) -> Spread:
+    """How many times the time of the other the one takes, compared within each round."""
+    return spread_of([a / b for a, b in zip(took[one], took[other], strict=True)])
+
+
+def show(those: list[Contender], took: dict[str, list[float]], rounds: int, cycles: int) -> None:
+    table = new_table(f"Uncontended acquire + release, {rounds} rounds of {cycles} cycles")
+    table.add_column("")
+    for heading in ("cycles/s", "p10 .. p90", "us per cycle", "times the other's time"):
+        table.add_column(heading, justify="right")
+    for name, _, beside in those:
+        per_second = spread_of([1 / seconds for seconds in took[name]])
+        times = ratio(took, name, beside)
+        table.add_row(
+            name,
+            f"{per_second.median:,.0f}",
+            f"{per_second.p10:,.0f} .. {per_second.p90:,.0f}",
+            f"{spread_of(took[name]).median * 1e6:.0f}",
+            "" if name == beside else f"{times.median:.2f} x {beside}",
+            style="bold" if name.startswith(HOLDFAST) else "",
+            end_section=name == "pottery Redlock",
+        )
+    console.print(table)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.uncontended", description=__doc__.partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=60, help="how many rounds are compared (default 60)")
+    parser.add_argument("--cycles", type=int, default=100, help="acquire + release per contender and round (100)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the measurements there as well")
+    asked = parser.parse_args()
+
+    with ExitStack() as stack:
+        server = stack.enter_context(Server())
+        those = contenders(server, stack)
+        took = measure(those, asked.rounds, asked.cycles)
+    show(those, took, asked.rounds, asked.cycles)
+
+    quicker, slower = ratio(took, REDIS_PY, HOLDFAST), ratio(took, HOLDFAST, BARE)
+    figures = [
+        Figure(
+            "Holdfast's cycles per second",
+            f"{quicker.median:.2f} times redis-py's Lock, p10..p90 {quicker.p10:.2f}..{quicker.p90:.2f}",
+            f"at least {LEAST_TIMES_REDIS_PY}",
+            quicker.median >= LEAST_TIMES_REDIS_PY,
+        ),
+        Figure(
+            "Holdfast's time per cycle",
+            f"{slower.median:.2f} times the bare socket's, p10..p90 {slower.p10:.2f}..{slower.p90:.2f}",
+            f"at most {MOST_TIMES_BARE}",
+            slower.median <= MOST_TIMES_BARE,
+        ),
+    ]
+    return conclude(
+        figures,
+        details={"rounds": asked.rounds, "cycles": asked.cycles, "seconds_per_cycle": took},
+        json_file=asked.json,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,288 @@
+"""A machine of the simulated world: a driver like the real ones, whose threads are processes of the world.
+
+``Process`` is the interpreter: what drivers/blocking.py does with threads and drivers/aio.py with asyncio, it does
+with events. A machine can crash (its processes end without a word) and be paused (they do nothing for a while, and
+then find that time has passed).
+"""
+
+from __future__ import annotations
+
+import math
+import types
+from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING, Any
+
+from holdfast.lab.waiting import Bell, Gate
+from holdfast.lease import Hold
+from holdfast.protocol import effects as fx
+from holdfast.protocol.keepalive import Book, keep
+from holdfast.protocol.mutex import GRACE
+
+if TYPE_CHECKING:
+    from holdfast.lab.world import World
+
+__all__ = ["Cancelled", "Machine", "Process"]
+
+
+class Cancelled(BaseException):
+    """What a cancelled process of the world sees, as a task of asyncio sees CancelledError."""
+
+
+class Machine:
+    """One computer with one client of Holdfast on it. It has the face of a driver."""
+
+    def __init__(self, world: World, name: str) -> None:
+        self.world = world
+        self.name = name
+        self.address = f"world://{name}"
+        self.life = 0
+        self.crashed = False
+        self.paused = False
+        self.processes: list[Process] = []
+        self._held_up: list[Callable[[], None]] = []
+        self._tokens = 0
+        self._boot()
+
+    def _boot(self) -> None:
+        self.book = Book(Bell())
+        self.keeper: Process | None = None
+
+    def __repr__(self) -> str:
+        return f"<machine {self.name}>"
+
+    def now(self) -> float:
+        return self.world.now_us / 1e6
+
+    gate = staticmethod(Gate)
+
+    def new_token(self, label: str) -> str:
+        self._tokens += 1
+        return f"{self.name}-{label}.{self._tokens:022d}"
+
+    def admit(self, hold: Hold) -> None:
+        self.book.enter(hold)
+        self.keep()
+
+    def keep(self) -> None:
+        if self.keeper is None and not self.book.closed:
+            self.keeper = self.world.spawn(keep(self.book), self)
+
+    @types.coroutine
+    def run(self, protocol: fx.Effects[Any]) -> Generator[fx.Effect, Any, Any]:
+        """Awaited by a coroutine that is a process of the world, it lets the protocol's effects through."""
+        process: Process = yield fx.Caller()
+        process.depth += 1
+        try:
+            result = yield from protocol
+        except fx.Interrupted:
+            raise Cancelled from None
+        finally:
+            process.depth -= 1
+        if process.cancel_noted:
+            process.cancel_noted = False
+            raise Cancelled
+        return result
+
+    async def close(self) -> None:
+        self.book.close()
+        for hold in list(self.book.holds.values()):
+            if hold.lose("its client was closed") and hold.notify is not None:
+                hold.notify()
+
+    # Faults.
+
+    def crash(self) -> None:
+        """Everything that runs here ends at once, without clean-up."""
+        self.crashed = True
+        for process in self.processes:
+            process.kill()
+
+    def pause(self) -> None:
+        self.paused = True
+
+    def resume(self) -> None:
+        self.paused = False
+        held_up, self._held_up = self._held_up, []
+        for action in held_up:
+            self.world.soon(action)
+
+    def do(self, action: Callable[[], None]) -> None:
+        """Let something happen on this machine: now, or when it is no longer paused, or never."""
+        if self.crashed:
+            return
+        if self.paused:
+            self._held_up.append(action)
+        else:
+            action()
+
+
+class _Block:
+    """The body of an ``async with`` in the world."""
+
+    def __init__(self, process: Process) -> None:
+        self.process = process
+        self.cancelled = False
+
+    def cancel(self) -> None:
+        self.cancelled = True
+        self.process.cancel()
+
+    def leave(self, error: BaseException | None) -> tuple[BaseException | None, bool]:
+        if not self.cancelled:
+            return error, False
+        if isinstance(error, Cancelled):
+            return None, True
+        self.process.cancel_noted = False
+        return error, False
+
+
+def _ceil_us(seconds: float) -> int:
+    """Never early: who is woken before its time would only look at the clock and wait again."""
+    return math.ceil(round(seconds * 1e6, 3))
+
+
+class Process:
+    """A coroutine or protocol that runs on a machine."""
+
+    def __init__(self, machine: Machine, routine: Any) -> None:
+        self.machine = machine
+        self.world = machine.world
+        self.done = False
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self.cancel_noted = False
+        self.depth = 0
+        self._routine = routine
+        self._pending: object | None = None  # what it waits for; whoever answers must show the same
+        self._shielded = False
+        machine.processes.append(self)
+
+    def __repr__(self) -> str:
+        return f"<process on {self.machine.name}>"
+
+    def start(self) -> None:
+        self.machine.do(lambda: self._go(self._routine.send, None))
+
+    def outcome(self) -> Any:
+        if self.error is not None:
+            raise self.error
+        return self.result
+
+    def kill(self) -> None:
+        self._pending = None
+        if not self.done:
+            self.done = True
+            self.error = Cancelled()
+            self._routine.close()
+
+    def cancel(self) -> None:
+        """As a task is cancelled: at once, unless in a shielded call, which then has a little time left."""
+        pending = self._pending
+        if self.done or self.cancel_noted:
+            return
+        if pending is None or self._shielded:
+            self.cancel_noted = True
+            if pending is not None:
+                self.world.at(self._due(GRACE), lambda: self._answer(pending, self.world.silence(GRACE)))
+            return
+        self._pending = None
+        stop = fx.Interrupted() if self.depth else Cancelled()
+        self.machine.do(lambda: self._go(self._routine.throw, stop))
+
+    def _due(self, seconds: float) -> int:
+        return self.world.now_us + round(seconds * 1e6)
+
+    def _go(self, advance: Callable[[Any], Any], value: Any) -> None:
+        while not self.done:
+            try:
+                effect = advance(value)
+            except StopIteration as stop:
+                self.done, self.result = True, stop.value
+                return
+            except BaseException as error:
+                self.done, self.error = True, error
+                return
+            if self.machine.crashed:
+                self.kill()
+                return
+            pending = self._pending = object()
+            self._shielded = False
+            advance, value = self._routine.send, self._perform(effect, pending)
+            if value is pending:
+                return
+            self._pending = None
+
+    def _answer(self, pending: object, value: Any) -> None:
+        if self._pending is not pending:
+            return
+        self._pending = None
+        if isinstance(value, fx.StepFailed):
+            self.machine.do(lambda: self._go(self._routine.throw, value))
+        else:
+            self.machine.do(lambda: self._go(self._routine.send, value))
+
+    def _perform(self, effect: fx.Effect, pending: object) -> Any:
+        """The reply, or ``pending`` if it comes later."""
+        machine, world = self.machine, self.world
+        if isinstance(effect, fx.Now):
+            return machine.now()
+        if isinstance(effect, fx.Call):
+            self._shielded = effect.shielded
+            world.send(machine, [effect.step], lambda replies: self._answer(pending, replies[0]))
+            world.at(self._due(effect.timeout), lambda: self._answer(pending, world.silence(effect.timeout)))
+            return pending
+        if isinstance(effect, fx.CallEach):
+            world.send(machine, effect.steps, lambda replies: self._answer(pending, replies))
+            silent = [world.silence(effect.timeout)] * len(effect.steps)
+            world.at(self._due(effect.timeout), lambda: self._answer(pending, silent))
+            return pending
+        if isinstance(effect, fx.Wait):
+            return self._wait(effect, pending)
+        if isinstance(effect, fx.Enter):
+            return self._enter(effect, pending)
+        if isinstance(effect, fx.NewToken):
+            return machine.new_token(effect.label)
+        if isinstance(effect, fx.Caller):
+            return self
+        if isinstance(effect, fx.NewBell):
+            return Bell()
+        if isinstance(effect, fx.Entrust):
+            machine.book.entrust(effect.hold, machine.now())
+            return machine.keep()
+        if isinstance(effect, fx.Tell):
+            return effect.hold.notify() if effect.hold.notify is not None else None
+        if isinstance(effect, fx.Attach):
+            block = _Block(self)
+            effect.hold.notify = block.cancel
+            return block
+        effect.hold.notify = None
+        return (effect.error, False) if effect.block is None else effect.block.leave(effect.error)
+
+    def _wait(self, effect: fx.Wait, pending: object) -> Any:
+        bell = effect.bell
+        if isinstance(bell, Bell):
+            if bell.rung:
+                return None
+            bell.waiting.append(lambda: self.world.soon(lambda: self._answer(pending, None)))
+        if effect.until != float("inf"):
+            self.world.at(_ceil_us(effect.until), lambda: self._answer(pending, None))
+        return pending
+
+    def _enter(self, effect: fx.Enter, pending: object) -> Any:
+        gate = effect.gate
+        assert isinstance(gate, Gate)
+
+        def offer() -> bool:
+            if self._pending is not pending or self.done:
+                return False
+            self._answer(pending, True)
+            return True
+
+        if gate.pass_or_queue(offer):
+            return True
+        if effect.until is not None:
+            if effect.until * 1e6 <= self.world.now_us:
+                self._pending = None
+                return False
+            self.world.at(_ceil_us(effect.until), lambda: self._answer(pending, False))
+        return pending

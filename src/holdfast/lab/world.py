@@ -1,0 +1,180 @@
+"""A world in which protocols run: one server, some machines, messages between them, and a clock that jumps.
+
+The world is a queue of events in virtual time. Machines run the same generators as the real drivers do; their steps
+travel as messages to a ``Store``, which runs the very .lua files. Nothing happens between two events, so a run is
+decided by the order of events and by what ``fate`` says of each message: delivered, lost, late, or the sender's last.
+
+Time is counted in whole microseconds, so that no rounding decides who is first. What has no time of its own happens
+at once; messages take ``latency_us`` each way.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from holdfast.errors import Unavailable
+from holdfast.lab.machine import Machine, Process
+from holdfast.lab.store import ReplyError, Status, Store
+from holdfast.lua import SCRIPTS
+from holdfast.protocol.effects import Command, Step, StepFailed
+
+__all__ = ["DELIVERED", "Fate", "Message", "Stuck", "World"]
+
+
+class Stuck(Exception):
+    """Nothing is left that could happen, but somebody still waits."""
+
+
+class Message(NamedTuple):
+    """Steps on their way to the server; ``number`` counts all messages of the world."""
+
+    number: int
+    machine: Machine
+    ops: Sequence[Step | Command]
+
+
+class Fate(NamedTuple):
+    """What becomes of a message."""
+
+    lost: bool = False  # never executed
+    late_us: int = 0  # executed so much later, also when its sender has given up long since
+    reply_lost: bool = False
+    sender_crashes: str = ""  # "before" or "after" it was executed
+
+
+DELIVERED = Fate()
+
+
+class World:
+    def __init__(self, *, seed: int | None = None, latency_us: int = 100) -> None:
+        self.store = Store()
+        self.now_us = 0
+        self.latency_us = latency_us
+        self.fate: Callable[[Message], Fate] = lambda message: DELIVERED
+        self.sent: list[Message] = []
+        self.hung = False  # the server reads nothing; what is sent waits
+        self.down = False  # nothing listens there
+        self._kept_waiting: list[Callable[[], None]] = []
+        self._events: list[tuple[int, float, int, Callable[[], None]]] = []
+        self._count = 0
+        self._machines = 0
+        # With a seed, what is due at the same time happens in an order of chance; without, in the order of asking.
+        self._dice = random.Random(seed) if seed is not None else None
+
+    def machine(self, name: str = "") -> Machine:
+        self._machines += 1
+        return Machine(self, name or f"m{self._machines}")
+
+    # Time.
+
+    def at(self, when_us: int, action: Callable[[], None]) -> None:
+        self._count += 1
+        order = self._dice.random() if self._dice else 0.0
+        heapq.heappush(self._events, (max(when_us, self.now_us), order, self._count, action))
+
+    def soon(self, action: Callable[[], None]) -> None:
+        self.at(self.now_us, action)
+
+    def advance(self) -> bool:
+        """Let the next event happen; False if there is none."""
+        if not self._events:
+            return False
+        when_us, _, _, action = heapq.heappop(self._events)
+        self.store.now_us += when_us - self.now_us
+        self.now_us = when_us
+        action()
+        return True
+
+    def run(self, process: Process | None = None, *, seconds: float = 3600.0) -> Any:
+        """Go on until the process has ended, and return (or raise) what came of it; or just for so long."""
+        end_us = self.now_us + round(seconds * 1e6)
+        while process is None or not process.done:
+            if not self._events or self._events[0][0] > end_us:
+                if process is None:
+                    self.store.now_us += end_us - self.now_us
+                    self.now_us = end_us
+                    return None
+                raise Stuck(f"{process} is still waiting after {seconds} s of the world's time")
+            self.advance()
+        return process.outcome()
+
+    def spawn(self, routine: Any, machine: Machine | None = None) -> Process:
+        """Start a process: a coroutine that awaits protocols, or a protocol itself."""
+        process = Process(machine or self.machine(), routine)
+        self.soon(process.start)
+        return process
+
+    # Messages.
+
+    def send(self, machine: Machine, ops: Sequence[Step | Command], answer: Callable[[list[Any]], None]) -> None:
+        """Carry steps to the server, and the replies (or failures) back to whoever may still listen."""
+        message = Message(len(self.sent), machine, tuple(ops))
+        self.sent.append(message)
+        fate = self.fate(message)
+        if fate.sender_crashes == "before":
+            machine.crash()
+            return
+        if self.down:
+            refused = self._failed("nothing listens there", sent=False)
+            self.at(self.now_us + self.latency_us, lambda: answer([refused] * len(ops)))
+            return
+        if fate.lost:
+            return
+
+        def arrive() -> None:
+            if self.hung:
+                self._kept_waiting.append(arrive)
+                return
+            if self.down:
+                return
+            replies = [self.execute(op) for op in message.ops]
+            if fate.sender_crashes == "after":
+                machine.crash()
+            elif not fate.reply_lost:
+                self.at(self.now_us + self.latency_us, lambda: answer(replies))
+
+        self.at(self.now_us + self.latency_us + fate.late_us, arrive)
+
+    def execute(self, op: Step | Command) -> Any:
+        """One step on the store, as an engine would have it done."""
+        if isinstance(op, Command):
+            return self._reply(self.store.execute(*op.args))
+        script = SCRIPTS[op.script]
+        reply = self.store.execute("EVALSHA", script.sha, len(op.keys), *op.keys, *op.args)
+        if isinstance(reply, ReplyError) and reply.message.startswith("NOSCRIPT"):
+            reply = self.store.execute("EVAL", script.source, len(op.keys), *op.keys, *op.args)
+        return self._reply(reply)
+
+    def _reply(self, reply: Any) -> Any:
+        if isinstance(reply, ReplyError):
+            code = reply.message.split(" ", 1)[0]
+            return self._failed(f"it answered {code}", sent=False, retry=code == "OOM")
+        return str(reply).encode() if isinstance(reply, Status) else reply
+
+    def _failed(self, why: str, *, sent: bool, retry: bool = True) -> StepFailed:
+        return StepFailed(Unavailable({"the world's server": why}, "See the world's faults"), sent=sent, retry=retry)
+
+    def silence(self, timeout: float) -> StepFailed:
+        return self._failed(f"it did not answer within {timeout:.3g} s", sent=True)
+
+    # Faults of the server.
+
+    def hang(self) -> None:
+        self.hung = True
+
+    def resume(self) -> None:
+        self.hung = False
+        waiting, self._kept_waiting = self._kept_waiting, []
+        for arrive in waiting:
+            self.soon(arrive)
+
+    def restart_empty(self) -> None:
+        fresh = Store(self.store.now_us)
+        self.store = fresh
+
+    def keys(self) -> list[str]:
+        """The names that are locked: every key but side keys and counters."""
+        return [key.decode() for key in self.store.values if b":hf1:" not in key]
