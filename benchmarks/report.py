@@ -53,7 +53,9 @@ def conclude(figures: Sequence[Figure], *, details: dict[str, Any], json_file: P
     for figure in figures:
         verdict = Text("PASS ", "bold green") if figure.kept else Text("FAIL ", "bold red")
         # No wrapping: a verdict is one line, for people and for grep.
-        console.print(verdict.append(f"{figure.name}: {figure.measured} (promised: {figure.promised})", ""), soft_wrap=True)
+        console.print(
+            verdict.append(f"{figure.name}: {figure.measured} (promised: {figure.promised})", ""), soft_wrap=True
+        )
     if json_file is not None:
         written = {
             "python": platform.python_version(),

@@ -29,13 +29,13 @@ import hiredis
 import pottery
 import redis
 import redis.asyncio
-import redis_lock
+import redis_lock  # type: ignore[import-untyped]
 from rich.progress import track
+from tests.servers import Server
 
 import holdfast
 import holdfast.aio
 from benchmarks.report import Figure, Spread, conclude, console, new_table, spread_of
-from tests.servers import Server
 
 BARE, HOLDFAST, REDIS_PY, AIO, REDIS_PY_AIO = (
     "bare socket",
@@ -122,7 +122,7 @@ def bare_socket_turns(server: Server, stack: ExitStack) -> Turns:
     reader = hiredis.Reader()
     compare_and_delete = "if redis.call('GET',KEYS[1])==ARGV[1] then return redis.call('DEL',KEYS[1]) end return 0"
 
-    def ask(*words: str | bytes | int) -> Any:
+    def ask(*words: Any) -> Any:
         sock.sendall(hiredis.pack_command(words))
         reader.feed(sock.recv(65536))
         return reader.gets()
@@ -165,9 +165,7 @@ def contenders(server: Server, stack: ExitStack) -> list[Contender]:
         Contender("python-redis-lock", python_redis_lock_turns(server), BARE),
         Contender("pottery Redlock", pottery_turns(server), BARE),
         Contender(AIO, aio_turns(loop, lambda: ours.lock("bench:aio", ttl=TTL)), REDIS_PY_AIO),
-        Contender(
-            REDIS_PY_AIO, aio_turns(loop, lambda: theirs.lock("bench:redis-py-aio", timeout=TTL)), REDIS_PY_AIO
-        ),
+        Contender(REDIS_PY_AIO, aio_turns(loop, lambda: theirs.lock("bench:redis-py-aio", timeout=TTL)), REDIS_PY_AIO),
     ]
 
 

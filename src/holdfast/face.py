@@ -35,7 +35,7 @@ class BaseClient:
             raise InvalidName(names[0], f"a name is a str, not {type(names[0]).__name__}") from None
         # Most locks of a program are asked for on the same terms, time and again.
         asked, (recent, terms) = tuple(options.values()), self._recent
-        if asked != recent:
+        if asked != recent or isinstance(options["ttl"], bool):  # True == 1, but is no number of seconds
             terms = terms_of(shared=self._shared, words=self._words, **options)
             self._recent = asked, terms
         return self._driver, keys, terms

@@ -114,7 +114,7 @@ class Hold:
             return False
         self.reason = reason
         self.phase = LOST
-        for bell in self.bells:
+        for bell in list(self.bells):  # whoever is woken takes its bell away
             bell.ring()
         return True
 

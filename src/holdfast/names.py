@@ -13,7 +13,7 @@ import unicodedata
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-from holdfast.errors import InvalidName
+from holdfast.errors import InvalidConfig, InvalidName
 
 __all__ = ["MAX_NAME_BYTES", "Keys", "check_namespace", "keys_of"]
 
@@ -62,6 +62,8 @@ def keys_of(name: str, namespace: str = "") -> Keys:
 
 def check_namespace(namespace: str) -> str:
     """A namespace is the beginning of a name, and has a name's limits."""
+    if not isinstance(namespace, str):
+        raise InvalidConfig(f"namespace of type {type(namespace).__name__}", "give a str")
     if namespace:
         keys_of(namespace.replace("{", "").replace("}", "") or "x")
     return namespace

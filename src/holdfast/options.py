@@ -20,11 +20,18 @@ LONGEST_LABEL: Final = 200
 def seconds(what: str, value: Any, *, least: float = 0.0, most: float = LONGEST) -> float:
     """A finite number of seconds within limits."""
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise InvalidConfig(f"{what}={value!r}", "give a number of seconds")
+        raise InvalidConfig(f"{what}={_shown(value)}", "give a number of seconds")
     if not least <= value <= most:  # NaN compares false
-        limit = f"at least {least:g}" if not value > most else f"at most {most:g}"
-        raise InvalidConfig(f"{what}={value!r}", f"give {limit} seconds")
+        limit = f"at most {most:g}" if value > most else f"at least {least:g}"
+        raise InvalidConfig(f"{what}={_shown(value)}", f"give {limit} seconds")
     return float(value)
+
+
+def _shown(value: object) -> str:
+    try:
+        return f"{value!r:.60}"
+    except ValueError:  # an int with more digits than Python is willing to print
+        return "a number too large to show"
 
 
 def terms_of(

@@ -19,8 +19,9 @@ _REDIS_SCHEMES: Final = {
 }
 SCHEMES: Final = ("local", *_REDIS_SCHEMES)
 
-_CREDENTIALS = re.compile(r"(://)[^\s]*@")
-_SECRET_OPTION = re.compile(r"([?&][^=&]*(?:password|username|secret|token)[^=&]*=)[^&\s]*", re.IGNORECASE)
+_CREDENTIALS = re.compile(r"(://).*@", re.DOTALL)
+_SECRET_OPTION = re.compile(r"([?&][^=&]*(?:password|username|secret|token)[^=&]*=)[^&]*", re.IGNORECASE)
+_UNFINISHED_CREDENTIALS = re.compile(r"(://)[^/?@]*:(?!\d{1,5}(?:[/?]|$)).*", re.DOTALL)
 
 
 class Location(NamedTuple):
@@ -34,7 +35,9 @@ class Location(NamedTuple):
 
 def redact(url: str) -> str:
     """The URL without credentials, fit for messages. It errs on the side of hiding too much."""
-    return _SECRET_OPTION.sub(r"\1***", _CREDENTIALS.sub(r"\1***@", url))
+    shown = _SECRET_OPTION.sub(r"\1***", _CREDENTIALS.sub(r"\1***@", url))
+    # What follows a colon and is no port number may be a password whose host was forgotten.
+    return shown if "***@" in shown else _UNFINISHED_CREDENTIALS.sub(r"\1***", shown)
 
 
 def locate(url: str) -> Location:

@@ -13,9 +13,9 @@ from collections.abc import Iterator, Sequence
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.servers import Server
 
 from holdfast.lab.store import Reply, ReplyError, Status, Store
+from tests.servers import Server
 
 Words = Sequence[bytes | str | int]
 
@@ -92,15 +92,17 @@ def wire(server: Server) -> Iterator[Wire]:
 # be repeated. Most choices are sound, and some are not, so that complaints are compared as well.
 SHAPES = """
     GET string|MGET string+|SET string value|SET string value setopt*|SET string value span ms|SETNX string value
-    SETEX string s value|PSETEX string ms value|GETSET string value|GETDEL string|MSET string value|MSET string value string value
+    SETEX string s value|PSETEX string ms value|GETSET string value|GETDEL string
+    MSET string value|MSET string value string value
     INCR string|INCRBY string int|DECR string|DECRBY string int|APPEND string value|STRLEN string
     DEL key+|UNLINK key+|EXISTS key+|TYPE key|RENAME key key|RENAMENX key key|PERSIST key|TTL key|PTTL key
     EXPIRE key s expopt*|PEXPIRE key ms expopt*|EXPIREAT key at_s expopt*|PEXPIREAT key at_ms expopt*
     EXPIRETIME key|PEXPIRETIME key
     HSET hash field value|HSET hash field value field value|HSETNX hash field value|HGET hash field
-    HDEL hash field+|HEXISTS hash field|HGETALL hash|HLEN hash|HINCRBY hash field int|HMGET hash field+|HKEYS hash|HVALS hash
-    LPUSH list value+|RPUSH list value+|LPOP list int?|RPOP list int?|LLEN list|LRANGE list int int
-    LREM list int value|LINDEX list int|SADD set field+|SREM set field+|SISMEMBER set field|SCARD set|SMEMBERS set
+    HDEL hash field+|HEXISTS hash field|HGETALL hash|HLEN hash|HINCRBY hash field int|HMGET hash field+
+    HKEYS hash|HVALS hash|LPUSH list value+|RPUSH list value+|LPOP list int?|RPOP list int?|LLEN list
+    LRANGE list int int|LREM list int value|LINDEX list int|SADD set field+|SREM set field+
+    SISMEMBER set field|SCARD set|SMEMBERS set
     ZADD zset score field|ZADD zset zopt* score field|ZADD zset zopt* score field score field|ZREM zset field+
     ZSCORE zset field|ZRANK zset field rankopt?|ZCARD zset|ZINCRBY zset score field|ZCOUNT zset bound bound
     ZRANGE zset int int rangeopt*|ZRANGE zset bound bound BYSCORE rangeopt*|ZRANGE zset int int|ZPOPMIN zset int?
@@ -244,10 +246,16 @@ def _scrambled(reply: Reply) -> object:
 
 # All that the keys hold, asked at the end, so that no difference goes unnoticed for want of a question.
 DUMP = [
-    f"{question[0]} {key} {question[1]}".split()
+    [word, key, *arguments.split()]
     for key in CHOICES["key"]
-    for question in (("TYPE", ""), ("GET", ""), ("PEXPIRETIME", ""), ("LRANGE", "0 -1"), ("ZRANGE", "0 -1 WITHSCORES"))
-] + ["HGETALL h".split(), "SMEMBERS s".split()]
+    for word, arguments in [
+        ("TYPE", ""),
+        ("GET", ""),
+        ("PEXPIRETIME", ""),
+        ("LRANGE", "0 -1"),
+        ("ZRANGE", "0 -1 WITHSCORES"),
+    ]
+] + [["HGETALL", "h"], ["SMEMBERS", "s"]]
 
 
 @settings(max_examples=700, deadline=None, suppress_health_check=list(HealthCheck))
@@ -271,7 +279,7 @@ TRANSACTIONS = """
     WATCH key+|WATCH key+|WATCH key|UNWATCH|MULTI|MULTI|MULTI|EXEC|EXEC|EXEC|DISCARD
     GET key|SET key value|SET key value NX|SET key value XX GET|SETNX key value|GETSET key value|GETDEL key
     INCR key|APPEND key value|MSET key value key value|DEL key|RENAME key key|RENAMENX key key|FLUSHALL
-    PEXPIRE key 60000 expopt?|PEXPIRE key 0|PERSIST key|HSET key field value|HSETNX key field value
+    PEXPIREAT key at_ms expopt?|PEXPIRE key 0|PERSIST key|HSET key field value|HSETNX key field value
     HDEL key field|SADD key field|SREM key field|ZADD key score field|ZREM key field|LPUSH key value|LPOP key
     LREM key 0 value|SCRIPT EXISTS field|NOPE|GET|EXEC key|DISCARD key|MULTI key|WATCH
 """

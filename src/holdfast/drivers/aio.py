@@ -67,7 +67,10 @@ class Driver:
                 effect = advance(value)
                 if isinstance(effect, fx.Call) and effect.shielded:
                     reply = engine.submit(effect.step, effect.timeout)
-                    interrupt = await _outlast(reply, engine) or interrupt
+                    cancelled = await _outlast(reply, engine)
+                    interrupt = cancelled or interrupt
+                    if cancelled is not None and reply.exception() is not None:
+                        raise cancelled  # it had its chance; the caller will not wait for another try
                     advance, value = protocol.send, reply.result()
                 else:
                     advance, value = protocol.send, await self._perform(effect, engine)
@@ -194,13 +197,10 @@ async def _outlast(reply: asyncio.Future[Any], engine: Engine) -> asyncio.Cancel
 
 
 async def _pass_gate(gate: Any, until: float | None) -> bool:
-    if not gate.locked() or until is None:
+    if until is None:
         return bool(await gate.acquire())
-    left = until - clock.now()
-    if left <= 0:
-        return False
     try:
-        async with asyncio.timeout(left):
+        async with asyncio.timeout(until - clock.now()):  # an open gate is passed at once, even without any time left
             return bool(await gate.acquire())
     except TimeoutError:
         return False

@@ -51,20 +51,31 @@ class Driver:
     gate = staticmethod(threading.Lock)
 
     def run(self, protocol: fx.Effects[T], engine: Engine | None = None) -> T:
+        try:
+            return self._drive(protocol, engine, protocol.send, None)
+        except BaseException as error:
+            # Ctrl-C between two effects can hit the driver itself; the protocol must still have its clean-up.
+            if fx.is_over(protocol):
+                raise
+            return self._drive(protocol, engine, protocol.throw, error)
+
+    def _drive(self, protocol: fx.Effects[T], engine: Engine | None, advance: Any, value: Any) -> T:
         call = (engine or self.engine).call
         interrupt: BaseException | None = None
-        send = advance = protocol.send
-        value: Any = None
+        send = protocol.send
+        if isinstance(value, BaseException):
+            interrupt, value = value, fx.Interrupted()
         while True:
             try:
-                effect = advance(value)
-                advance = send
-                if type(effect) is fx.Now:
-                    value = clock.now()
-                elif type(effect) is fx.Call:
-                    value = call(effect.step, effect.timeout)
-                else:
-                    value = self._perform(effect, engine)
+                while True:
+                    effect = advance(value)
+                    advance = send
+                    if type(effect) is fx.Now:
+                        value = clock.now()
+                    elif type(effect) is fx.Call:
+                        value = call(effect.step, effect.timeout)
+                    else:
+                        value = self._perform(effect, engine)
             except StopIteration as done:
                 if interrupt is not None:
                     raise interrupt from None
@@ -111,8 +122,9 @@ class Driver:
         if self._keeper is None:
             with self._starting:
                 if self._keeper is None and not self.book.closed:
-                    self._keeper = threading.Thread(target=self._keep, name="holdfast-keeper", daemon=True)
-                    self._keeper.start()
+                    keeper = threading.Thread(target=self._keep, name="holdfast-keeper", daemon=True)
+                    keeper.start()
+                    self._keeper = keeper
 
     def _keep(self) -> None:
         while not self.book.closed:

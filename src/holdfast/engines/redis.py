@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import select
 import socket
-import struct
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -39,60 +38,62 @@ _MOST_RESTING: Final = 64
 
 
 class Line:
-    """One connection, and the replies that come back on it."""
+    """One connection, and the replies that come back on it.
 
-    __slots__ = ("_connection", "_kernel_timeouts", "_reader", "_sock", "_timeout", "rested_at")
+    Reading waits in poll(), with what is left of the time, and not in recv(): a timeout of Python's sockets would
+    cost a poll() before every write too, and one of the kernel's starts anew with every signal that arrives.
+    """
+
+    __slots__ = ("_connection", "_poll", "_reader", "_sock", "rested_at")
 
     def __init__(self, target: Target, timeout: float) -> None:
         extra = target.prepare() if target.prepare else {}
         self._connection = target.connection(timeout, extra)
         self._connection.connect()
         self._sock: socket.socket = self._connection._sock
-        # A timeout of Python's costs a poll() before every read and write; the kernel's own costs nothing. But what
-        # it does to a read that is too late (EAGAIN) is not what TLS expects.
-        self._kernel_timeouts = type(self._sock) is socket.socket
-        if self._kernel_timeouts:
+        self._poll: select.poll | None = None
+        if type(self._sock) is socket.socket:  # but TLS may have read what poll() would wait for
             self._sock.settimeout(None)
-        self._timeout = 0.0
+            self._poll = select.poll()
+            self._poll.register(self._sock, select.POLLIN)
         self._reader = hiredis.Reader()
         self.rested_at = 0.0
 
-    def _allow(self, timeout: float) -> None:
-        if self._kernel_timeouts:
-            interval = struct.pack("@ll", int(timeout), int(timeout % 1 * 1e6))
-            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, interval)
-            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, interval)
-        else:
-            self._sock.settimeout(timeout)
-        self._timeout = timeout
-
     def ask(self, data: bytes, timeout: float) -> Any:
-        """Send one request and return its reply. BlockingIOError or TimeoutError when that takes too long."""
-        if timeout != self._timeout:
-            self._allow(timeout)
+        """Send one request and return its reply. TimeoutError when that takes too long."""
+        deadline = time.monotonic() + timeout
         sock, reader = self._sock, self._reader
+        if self._poll is None:
+            sock.settimeout(timeout)
         sock.sendall(data)
         while True:
-            chunk = sock.recv(65536)
-            if not chunk:
-                raise ConnectionResetError("the server closed the connection")
-            reader.feed(chunk)
+            reader.feed(self._read(deadline))
             reply = reader.gets()
             if reply is not False:
                 return reply
 
+    def _read(self, deadline: float) -> bytes:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        if self._poll is None:
+            self._sock.settimeout(left)
+        elif not self._poll.poll(left * 1000):
+            raise TimeoutError
+        chunk = self._sock.recv(65536)
+        if not chunk:
+            raise ConnectionResetError("the server closed the connection")
+        return chunk
+
     def ask_all(self, requests: list[bytes], timeout: float) -> list[Any]:
-        """Send many requests at once and return their replies."""
+        """Send many requests at once and return their replies. Each has the whole of the time, after the last."""
         replies = [self.ask(b"".join(requests), timeout)]
         while len(replies) < len(requests):
             reply = self._reader.gets()
-            if reply is not False:
+            if reply is False:
+                self._reader.feed(self._read(time.monotonic() + timeout))
+            else:
                 replies.append(reply)
-                continue
-            chunk = self._sock.recv(65536)
-            if not chunk:
-                raise ConnectionResetError("the server closed the connection")
-            self._reader.feed(chunk)
         return replies
 
     def is_dead(self) -> bool:
@@ -157,7 +158,7 @@ class Engine:
     def _broken(self, line: Line, error: BaseException, timeout: float) -> BaseException:
         """Something went wrong in the middle of an exchange: the line is of no more use. What to raise instead."""
         self._drop(line)
-        if isinstance(error, TimeoutError | BlockingIOError):
+        if isinstance(error, TimeoutError):
             return silence(self.address, timeout, error, sent=True)
         if isinstance(error, OSError | hiredis.HiredisError):
             self.rest()  # what ended this connection (a restart, a failover) has most likely ended the others

@@ -9,6 +9,7 @@ comes, and the connection stays in step for everybody else.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections import deque
 from collections.abc import Sequence
 from typing import Any, TypeAlias
@@ -82,6 +83,7 @@ class Wire(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         self.lost = True
         self._stream.connection_lost(error)
+        self._connection._reader = self._connection._writer = None  # redis-py takes this to mean closed
         failed = lost_connection(self._address, error)
         for _, reply in self._asked:
             if not reply.done():
@@ -90,6 +92,13 @@ class Wire(asyncio.Protocol):
 
     def abort(self) -> None:
         self._transport.abort()
+
+    def disinherit(self) -> None:
+        """In a forked child: let go of our copy of the socket. Closing the transport would take the parent's socket out
+        of the event queue that parent and child still share, so the descriptor is pointed elsewhere instead."""
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        os.dup2(nowhere, self._transport.get_extra_info("socket").fileno())
+        os.close(nowhere)
 
     async def close(self) -> None:
         await self._connection.disconnect()
@@ -108,6 +117,7 @@ class Engine:
         self._connecting: asyncio.Task[None] | None = None
         self._known = False
         self._closed = False
+        self._inherited: list[Wire] = []  # of a parent process; kept, because collecting one would close it
 
     def submit(self, op: Op, timeout: float) -> Reply:
         """Ask for one step. The future fails with StepFailed; cancelling it costs nobody else anything."""
@@ -172,30 +182,28 @@ class Engine:
 
     def _move_to(self, loop: asyncio.AbstractEventLoop) -> None:
         """A client outlives event loops (asyncio.run in a loop, a loop per test); its connection does not."""
-        if self._loop is not None:
-            self.forget()
-        self._loop = loop
+        old, wire = self._loop, self._wire
+        if wire is not None and not wire.lost and old is not None and not old.is_closed():
+            wire.abort()
+        self._loop, self._wire, self._connecting, self._backlog = loop, None, None, []
 
     def forget(self) -> None:
-        """The loop is gone, or this is a forked child: what belonged to them is not ours to use or to close."""
-        wire, self._wire = self._wire, None
-        self._backlog.clear()
-        self._connecting = None
-        if wire is not None and not wire.lost and not self._loop_is_closed():
-            wire.abort()
-
-    def _loop_is_closed(self) -> bool:
-        return self._loop is None or self._loop.is_closed()
+        """In a forked child: connection and loop are the parent's."""
+        if self._wire is not None:
+            if not self._wire.lost:
+                self._wire.disinherit()
+            self._inherited.append(self._wire)
+        self._loop, self._wire, self._connecting, self._backlog = None, None, None, []
 
     async def close(self) -> None:
         self._closed = True
         connecting, wire, self._wire = self._connecting, self._wire, None
+        backlog, self._backlog = self._backlog, []
+        for _, reply in backlog:
+            if not reply.done():
+                reply.set_exception(client_closed(self.address))
         if connecting is not None:
             connecting.cancel()
             await asyncio.wait([connecting])
-        for _, reply in self._backlog:
-            if not reply.done():
-                reply.set_exception(client_closed(self.address))
-        self._backlog.clear()
         if wire is not None and not wire.lost:
             await wire.close()

@@ -34,13 +34,16 @@ _pack: Callable[[tuple[Any, ...]], bytes] = hiredis.pack_command
 
 
 def pack(op: Op, *, with_source: bool = False) -> bytes:
-    """The bytes of one request."""
+    """The bytes of one request.
+
+    Numbers become text here and not in hiredis, which is brought down by a Ctrl-C that arrives while it does that.
+    """
     if isinstance(op, Command):
-        return _pack(op.args)
+        return _pack(tuple(map(str, op.args)))
     script = SCRIPTS[op.script]
     if with_source:
-        return _pack((b"EVAL", script.source, len(op.keys), *op.keys, *op.args))
-    return _pack((b"EVALSHA", script.sha, len(op.keys), *op.keys, *op.args))
+        return _pack((b"EVAL", script.source, str(len(op.keys)), *op.keys, *map(str, op.args)))
+    return _pack((b"EVALSHA", script.sha, str(len(op.keys)), *op.keys, *map(str, op.args)))
 
 
 def is_noscript(reply: object) -> bool:
@@ -78,8 +81,12 @@ def refusal(reply: Exception, address: str) -> StepFailed:
             "choose another name, or a namespace (Redisson keeps its locks in hashes, for one)",
         )
         return _failed(error, reply, sent=False, retry=False)
+    if "NOPERM" in text or "can't run this command" in text:  # an ACL, also as told from inside a script
+        code = "NOPERM"
     what, advice = _PASSING.get(code) or _LASTING.get(code) or (f"it answered {code}", "See the cause")
-    return _failed(Unavailable({address: what}, advice), reply, sent=False, retry=code in _PASSING)
+    # An answer that we do not know may come from the middle of a script, so what was written before it counts.
+    known = code in _PASSING or code in _LASTING
+    return _failed(Unavailable({address: what}, advice), reply, sent=not known, retry=code in _PASSING)
 
 
 def silence(address: str, timeout: float, cause: BaseException | None, *, sent: bool) -> StepFailed:
@@ -92,7 +99,7 @@ def silence(address: str, timeout: float, cause: BaseException | None, *, sent: 
 
 def lost_connection(address: str, cause: BaseException | None) -> StepFailed:
     error = Unavailable({address: "the connection was lost"}, "Is the server still running?")
-    return _failed(error, cause, sent=True, retry=True)
+    return _failed(error, cause, sent=True, retry=True, prompt=True)
 
 
 def client_closed(address: str) -> StepFailed:
@@ -147,7 +154,9 @@ def _why_no_connection(cause: BaseException, text: str) -> tuple[str, str]:
     )
 
 
-def _failed(error: HoldfastError, cause: BaseException | None, *, sent: bool, retry: bool) -> StepFailed:
-    failed = StepFailed(error, sent=sent, retry=retry)
+def _failed(
+    error: HoldfastError, cause: BaseException | None, *, sent: bool, retry: bool, prompt: bool = False
+) -> StepFailed:
+    failed = StepFailed(error, sent=sent, retry=retry, prompt=prompt)
     failed.__cause__ = cause
     return failed

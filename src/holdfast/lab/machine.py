@@ -70,6 +70,10 @@ class Machine:
     @types.coroutine
     def run(self, protocol: fx.Effects[Any]) -> Generator[fx.Effect, Any, Any]:
         """Awaited by a coroutine that is a process of the world, it lets the protocol's effects through."""
+        if (
+            self.crashed
+        ):  # a coroutine that is being closed still leaves its ``async with`` blocks: nothing happens there
+            raise GeneratorExit
         process: Process = yield fx.Caller()
         process.depth += 1
         try:
@@ -94,6 +98,7 @@ class Machine:
     def crash(self) -> None:
         """Everything that runs here ends at once, without clean-up."""
         self.crashed = True
+        self.book.holds.clear()
         for process in self.processes:
             process.kill()
 
@@ -138,7 +143,8 @@ class _Block:
 
 def _ceil_us(seconds: float) -> int:
     """Never early: who is woken before its time would only look at the clock and wait again."""
-    return math.ceil(round(seconds * 1e6, 3))
+    us = math.ceil(seconds * 1e6)
+    return us if us / 1e6 >= seconds else us + 1
 
 
 class Process:
@@ -155,6 +161,7 @@ class Process:
         self._routine = routine
         self._pending: object | None = None  # what it waits for; whoever answers must show the same
         self._shielded = False
+        self._gate: Gate | None = None  # at which it waits
         machine.processes.append(self)
 
     def __repr__(self) -> str:
@@ -183,11 +190,13 @@ class Process:
         if pending is None or self._shielded:
             self.cancel_noted = True
             if pending is not None:
-                self.world.at(self._due(GRACE), lambda: self._answer(pending, self.world.silence(GRACE)))
+                self.world.at(self._due(GRACE), lambda: self._answer(pending, fx.Interrupted()))
             return
         self._pending = None
-        stop = fx.Interrupted() if self.depth else Cancelled()
-        self.machine.do(lambda: self._go(self._routine.throw, stop))
+        self.machine.do(lambda: self._resume(self._stop()))
+
+    def _stop(self) -> BaseException:
+        return fx.Interrupted() if self.depth else Cancelled()
 
     def _due(self, seconds: float) -> int:
         return self.world.now_us + round(seconds * 1e6)
@@ -207,6 +216,7 @@ class Process:
                 return
             pending = self._pending = object()
             self._shielded = False
+            self._gate = None
             advance, value = self._routine.send, self._perform(effect, pending)
             if value is pending:
                 return
@@ -216,10 +226,20 @@ class Process:
         if self._pending is not pending:
             return
         self._pending = None
-        if isinstance(value, fx.StepFailed):
-            self.machine.do(lambda: self._go(self._routine.throw, value))
-        else:
-            self.machine.do(lambda: self._go(self._routine.send, value))
+        self.machine.do(lambda: self._resume(value))
+
+    def _resume(self, value: Any) -> None:
+        """Go on with what was waited for; or with a cancellation that came between the answer and now."""
+        if self.cancel_noted:
+            if not self._shielded:
+                self.cancel_noted = False
+                if self._gate is not None and value is True:
+                    self._gate.release()  # it was let in, but will not enter
+                value = self._stop()
+            elif isinstance(value, fx.StepFailed):
+                value = fx.Interrupted()  # it had its chance; the caller will not wait for another try
+        advance = self._routine.throw if isinstance(value, BaseException) else self._routine.send
+        self._go(advance, value)
 
     def _perform(self, effect: fx.Effect, pending: object) -> Any:
         """The reply, or ``pending`` if it comes later."""
@@ -280,6 +300,7 @@ class Process:
 
         if gate.pass_or_queue(offer):
             return True
+        self._gate = gate
         if effect.until is not None:
             if effect.until * 1e6 <= self.world.now_us:
                 self._pending = None

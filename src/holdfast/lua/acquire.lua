@@ -15,13 +15,8 @@
 if redis.call('EXISTS', KEYS[3]) == 1 then
   return {-1, 0}
 end
-if not redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2]) then
-  if redis.call('GET', KEYS[1]) ~= ARGV[1] then
-    return {0, redis.call('PTTL', KEYS[1])}
-  end
-  redis.call('PEXPIRE', KEYS[1], ARGV[2])
-end
 
+-- All that could fail comes before the first write, because what a script has written stays written.
 -- The clock keeps fences rising where a restart or failover has lost the counter; the counter keeps them rising
 -- where the clock stands still or steps back. Both are 16 digits until the year 2286, so they compare as text, and
 -- only the rare second case needs arithmetic (a double is exact up to the year 2255).
@@ -32,6 +27,13 @@ local last = redis.call('GET', KEYS[2])
 if last and last >= now_us then
   fence = string.format('%.0f', last + 1)
   keep_ms = string.format('%.0f', keep_ms + math.ceil((fence - now_us) / 1000))
+end
+
+if not redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2]) then
+  if redis.call('GET', KEYS[1]) ~= ARGV[1] then
+    return {0, redis.call('PTTL', KEYS[1])}
+  end
+  redis.call('PEXPIRE', KEYS[1], ARGV[2])
 end
 redis.call('SET', KEYS[2], fence, 'PX', keep_ms)
 return fence

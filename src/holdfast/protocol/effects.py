@@ -80,13 +80,18 @@ class Command(NamedTuple):
 
 
 class StepFailed(Exception):
-    """A step brought no reply. ``sent``: it may have taken effect all the same. ``retry``: another try may succeed."""
+    """A step brought no reply.
 
-    def __init__(self, error: HoldfastError, *, sent: bool, retry: bool) -> None:
+    ``sent``: it may have taken effect all the same, or still will. ``retry``: another try may succeed. ``prompt``: the
+    connection broke, which took no time, and another may be had at once.
+    """
+
+    def __init__(self, error: HoldfastError, *, sent: bool, retry: bool, prompt: bool = False) -> None:
         super().__init__(str(error))
         self.error = error
         self.sent = sent
         self.retry = retry
+        self.prompt = prompt
 
 
 class Interrupted(BaseException):

@@ -93,6 +93,11 @@ def due_at(hold: Hold) -> float:
     return max(hold.deadline - hold.terms.ttl * 2 / 3, hold.retry_at)
 
 
+def retry_pause(hold: Hold, now: float) -> float:
+    """After a failed renewal: shorter the less time is left."""
+    return max(0.02, min(1.0, hold.terms.ttl / 30, (hold.deadline - now) / 10))
+
+
 def plan(holds: list[Hold], now: float) -> Round:
     """Decide on a round. Whatever falls due within a twelfth of its ttl is taken along."""
     over: list[Hold] = []
@@ -155,7 +160,7 @@ def _renew(book: Book, todo: Round, now: float) -> Effects[None]:
                 continue  # released while the renewal was under way: its fate is not ours any more
             if isinstance(reply, StepFailed):
                 hold.doubtful = hold.doubtful or reply.sent
-                hold.retry_at = now + min(max(hold.terms.ttl / 30, 0.02), 1.0)
+                hold.retry_at = now + retry_pause(hold, now)
             elif reply == 1:
                 hold.prolong(ttl, asked_at)
             elif hold.lose(mutex.GONE if reply == 0 else mutex.TAKEN):

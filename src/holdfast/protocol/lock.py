@@ -31,6 +31,7 @@ from holdfast.protocol.effects import (
     enter,
     new_bell,
     new_token,
+    tell,
     wait,
 )
 from holdfast.protocol.keepalive import Book
@@ -84,6 +85,7 @@ class BaseLock(Generic[L]):
         self._keys = keys
         self._terms = terms
         self._lease_class = lease_class
+        self._entered: dict[Hashable, list[tuple[L, Any]]] = {}
         self._begin_life()
 
     def _begin_life(self) -> None:
@@ -91,7 +93,6 @@ class BaseLock(Generic[L]):
         self._life: int = self._driver.life
         self._gate: Gate = self._driver.gate()
         self._lease: L | None = None
-        self._entered: dict[Hashable, list[tuple[L, Any]]] = {}
 
     @property
     def name(self) -> str:
@@ -147,20 +148,20 @@ class BaseLock(Generic[L]):
         lease = yield from self._acquire(self._terms.wait)
         if lease is None:
             raise AcquireTimeout(self.name, self._terms.wait or 0.0)
-        me = yield from caller()
-        block = None
-        if self._terms.on_lost in (None, "cancel"):
-            block = yield from attach(lease._hold)
-        self._entered.setdefault(me, []).append((lease, block))
+        try:
+            me = yield from caller()
+            block = None
+            if self._terms.on_lost in (None, "cancel"):
+                block = yield from attach(lease._hold)
+            self._entered.setdefault(me, []).append((lease, block))
+        except STOPPED:  # interrupted on the threshold: the body will not run, so nobody else would release it
+            yield from release_lease(lease)
+            raise
         return lease
 
     def _leave(self, error: BaseException | None) -> Effects[None]:
         """Leave ``with``. An error of the body stays the one that is raised; what release says is noted on it."""
-        me = yield from caller()
-        stack = self._entered[me]
-        lease, block = stack.pop()
-        if not stack:
-            del self._entered[me]
+        lease, block = self._take_entered((yield from caller()))
         hold = lease._hold
         error, cut_short = yield from detach(hold, block, error)
         try:
@@ -174,6 +175,17 @@ class BaseLock(Generic[L]):
         if cut_short:
             raise LeaseLost(hold.name, hold.fence, hold.reason)
 
+    def _take_entered(self, me: Hashable) -> tuple[L, Any]:
+        """The lease that this ``with`` obtained. It may be left in another thread or task than it was entered in (a
+        generator that is closed elsewhere, a framework that moves work about): then it is the oldest one."""
+        if me not in self._entered:
+            me = next(iter(self._entered))
+        stack = self._entered[me]
+        entered = stack.pop()
+        if not stack:
+            del self._entered[me]
+        return entered
+
     def __reduce__(self) -> Any:
         raise TypeError("a Lock cannot be pickled: connect and name the lock anew in the other process")
 
@@ -186,15 +198,26 @@ def release_lease(lease: BaseLease) -> Effects[None]:
     hold = lease._hold
     if not hold.mine:
         raise LeaseLost(hold.name, hold.fence, hold.reason)
-    if not lease._driver.book.leave(hold):
+    book: Book = lease._driver.book
+    if hold.token not in book.holds:
         raise NotHeld(hold.name)
+    ours = True
     try:
+        ours = book.leave(hold)
+        if not ours:  # two released it at once, and the other was first
+            raise NotHeld(hold.name)
         yield from mutex.release(hold)
+    except STOPPED:
+        if ours and hold.phase is not ENDED:  # interrupted before the release had begun
+            book.leave(hold)
+            yield from mutex.settle(hold)
+        raise
     finally:
-        if hold.gate is not None:
-            hold.gate.release()
-        for bell in hold.bells:
-            bell.ring()
+        if ours:
+            if hold.gate is not None:
+                hold.gate.release()
+            for bell in list(hold.bells):
+                bell.ring()
 
 
 def extend_lease(lease: BaseLease, seconds: float) -> Effects[None]:
@@ -211,11 +234,13 @@ def wait_until_lost(hold: Hold, timeout: float | None) -> Effects[bool]:
     bell = yield from new_bell()
     hold.bells.append(bell)
     try:
-        while not hold.why_lost(now):
+        while not (reason := hold.why_lost(now)):
             if now >= until or hold.phase is ENDED:
                 return False
             yield from wait(bell, min(until, hold.deadline))
             now = yield from clock()
+        if hold.lose(reason):  # we noticed before the keeper did
+            yield from tell(hold)
         return True
     finally:
         hold.bells.remove(bell)

@@ -29,7 +29,7 @@ from holdfast.errors import (
     ServerSilent,
     Unavailable,
 )
-from holdfast.lease import ENDED, HELD, Hold
+from holdfast.lease import ENDED, HELD, TRYING, Hold
 from holdfast.protocol.effects import STOPPED, Effects, Step, StepFailed, call, clock, entrust, tell, wait
 
 __all__ = ["abandon_step", "acquire", "extend", "release", "renew_step", "settle"]
@@ -82,44 +82,56 @@ def acquire(hold: Hold, until: float | None) -> Effects[bool]:
 
 def _try_until(hold: Hold, until: float | None) -> Effects[bool]:
     step = acquire_step(hold)
-    started = now = yield from clock()
+    started = asked_at = yield from clock()
     attempt = 0
     while True:
-        asked_at = now
-        doubtful_before, hold.doubtful = hold.doubtful, True  # from here until the reply
         failure = None
-        pause = 0.0
+        left_ms = -1
         try:
-            reply = yield from call(step, _call_timeout(hold, until, asked_at))
+            left_ms = yield from _ask(hold, step, _call_timeout(hold, until, asked_at), asked_at)
         except StepFailed as failed:
-            hold.doubtful = doubtful_before or failed.sent
             if not failed.retry:
                 raise failed.error from failed.__cause__
             failure = failed
-            pause = backoff(hold.token, attempt) if attempt else 0.0  # a dropped connection is worth a new one at once
-        else:
-            hold.doubtful = doubtful_before
-            if not isinstance(reply, list):
-                hold.grant(int(reply), asked_at)
-            elif reply[0] == 0:
-                pause = backoff(hold.token, attempt)
-                if reply[1] >= 0:
-                    pause = min(pause, (reply[1] + 1) / 1000)
-            else:
-                raise NotAcquired(hold.name, "this attempt was given up before its request arrived")
         now = yield from clock()
-        if hold.phase is HELD and now < hold.deadline:
-            return True
-        # A grant whose reply came after its deadline is worth nothing; asking again renews it, if it is still ours.
-        if until is not None and now >= until:
-            if failure is not None:
-                raise _silent(hold, now - started, failure.error) from failure.__cause__
-            return False
-        attempt += 1
-        if pause:
-            now_or_end = now + pause if until is None else min(now + pause, until)
-            yield from wait(None, now_or_end)
+        if hold.phase is HELD:
+            if now < hold.deadline:
+                return True
+            # The reply came after the deadline: a grant worth nothing, whose key is there all the same.
+            hold.phase, hold.doubtful = TRYING, True
+        elif failure is not None and failure.prompt and attempt == 0:
+            pass  # only the connection was lost, most likely while it lay idle: another is worth a try, even the last
+        elif until is not None and now >= until:
+            if failure is None:
+                return False
+            raise _silent(hold, now - started, failure.error) from failure.__cause__
+        else:
+            pause = backoff(hold.token, attempt)
+            if left_ms >= 0:
+                pause = min(pause, (left_ms + 1) / 1000)
+            yield from wait(None, now + pause if until is None else min(now + pause, until))
             now = yield from clock()
+        asked_at = now
+        attempt += 1
+
+
+def _ask(hold: Hold, step: Step, timeout: float, asked_at: float) -> Effects[int]:
+    """One try. It ends with a grant, or with how long the holder has left in ms (-1: that is not known)."""
+    doubtful, hold.doubtful = hold.doubtful, True  # from here until the reply
+    try:
+        reply = yield from call(step, timeout)
+    except StepFailed as failed:
+        hold.doubtful = doubtful or failed.sent
+        raise
+    left_ms = -1
+    if not isinstance(reply, list):
+        hold.grant(int(reply), asked_at)
+    elif reply[0] == 0:
+        left_ms = reply[1]
+    else:
+        raise NotAcquired(hold.name, "this attempt was given up before its request arrived")
+    hold.doubtful = doubtful
+    return left_ms
 
 
 def _call_timeout(hold: Hold, until: float | None, now: float) -> float:
@@ -128,6 +140,11 @@ def _call_timeout(hold: Hold, until: float | None, now: float) -> float:
     if until is not None and until > now:
         timeout = min(timeout, until - now)
     return max(timeout, SHORTEST_CALL)
+
+
+def _resend_after(hold: Hold) -> float:
+    """How long to wait for a reply where the caller's patience is the client's timeout: twice that fits into it."""
+    return min(hold.terms.ttl / 3, hold.terms.timeout / 2)
 
 
 def backoff(token: str, attempt: int) -> float:
@@ -160,10 +177,11 @@ def settle(hold: Hold) -> Effects[None]:
 
 def release(hold: Hold) -> Effects[None]:
     """Give it back. The hold is over whatever comes of it; LeaseLost if it was over before."""
-    now = yield from clock()
-    lost = hold.why_lost(now)
-    hold.phase = ENDED
+    lost = ""
     try:
+        now = yield from clock()
+        lost = hold.why_lost(now)
+        hold.phase = ENDED
         freed, certain = yield from _free_until(hold, now + hold.terms.timeout)
     except HoldfastError:
         if not lost:
@@ -192,7 +210,7 @@ def _free_until(hold: Hold, until: float) -> Effects[tuple[int, bool]]:
     resent = False
     attempt = 0
     while True:
-        timeout = min(hold.terms.ttl / 3, hold.terms.timeout)
+        timeout = _resend_after(hold)
         try:
             if hold.doubtful:
                 freed, buried = yield from call(abandon_step(hold), timeout, shielded=True)
@@ -238,7 +256,7 @@ def extend(hold: Hold, seconds: float) -> Effects[None]:
             raise LeaseLost(hold.name, hold.fence, reason)
         try:
             was_doubtful, hold.doubtful = hold.doubtful, True
-            renewed = yield from call(renew_step(hold, seconds), min(hold.terms.ttl / 3, hold.terms.timeout))
+            renewed = yield from call(renew_step(hold, seconds), _resend_after(hold))
         except StepFailed as failed:
             hold.doubtful = was_doubtful or failed.sent
             attempt += 1

@@ -1,0 +1,1 @@
+"""Small programs that use Holdfast, to be read and run."""

@@ -1,0 +1,127 @@
+"""``holdfast`` on the command line.
+
+A command is imported when it is called, so that none pays for what another needs. Exit codes are those of sysexits.h,
+because ``holdfast run`` shares its own with the command that it runs, and scripts must be able to tell them apart:
+click's 2 for a wrong option is also what many a command says for reasons of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import Any, Final
+
+import click
+
+from holdfast import __version__
+from holdfast.errors import InvalidConfig
+from holdfast.options import seconds
+
+__all__ = ["BUSY", "LOST", "UNAVAILABLE", "USAGE", "Commands", "Voice", "duration", "main", "parse_duration"]
+
+USAGE: Final = 64
+UNAVAILABLE: Final = 69
+BUSY: Final = 75
+LOST: Final = 76
+INTERRUPTED: Final = 130
+
+_UNITS: Final = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_DURATION: Final = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+) ?(ms|[smhd]|)")
+
+
+class Commands(click.Group):
+    """A group whose commands are named here and live in modules of their own."""
+
+    homes: Final = {"run": "holdfast.cli.run"}
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(self.homes)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        home = self.homes.get(cmd_name)
+        if home is None:
+            return None
+        command: click.Command = getattr(import_module(home), cmd_name.replace("-", "_"))
+        return command
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        **extra: Any,
+    ) -> Any:
+        if not standalone_mode:
+            return super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
+        try:
+            code = super().main(args, prog_name or "holdfast", complete_var, standalone_mode=False, **extra)
+        except click.UsageError as error:
+            error.show()
+            code = USAGE
+        except click.ClickException as error:
+            error.show()
+            code = error.exit_code
+        except (click.Abort, KeyboardInterrupt):
+            code = INTERRUPTED
+        sys.exit(code if isinstance(code, int) else 0)
+
+
+class Voice:
+    """What we say, on stderr: a line for people, or a JSON object."""
+
+    def __init__(self, *, as_json: bool, quiet: bool) -> None:
+        self._as_json = as_json
+        self._quiet = quiet
+
+    def say(self, event: str, message: str = "", *, error: bool = False, **facts: Any) -> None:
+        if self._quiet and not error:
+            return
+        if self._as_json:
+            more = {"message": message} if error else {}
+            line = json.dumps({"event": event, **facts, **more})
+        elif message:
+            line = "holdfast: " + message.replace("\n", " ")
+        else:
+            return
+        try:
+            sys.stderr.write(line + "\n")
+            sys.stderr.flush()
+        except OSError:
+            pass  # nobody listens; that is no reason to leave the command alone
+
+
+def parse_duration(text: str) -> float:
+    """Seconds, from ``90``, ``1.5``, ``250ms``, ``90s``, ``5m``, ``1h`` or ``1d``."""
+    match = _DURATION.fullmatch(text.strip().lower())
+    if match is None:
+        raise ValueError(f"{text!r} is no duration: write seconds, or a number with ms, s, m, h or d, such as 5m")
+    return float(match[1]) * _UNITS[match[2]]
+
+
+def duration(least: float = 0.0) -> Callable[[click.Context, click.Parameter, str | None], float | None]:
+    """A callback for an option that takes a duration."""
+
+    def convert(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
+        if value is None:
+            return None
+        try:
+            return seconds(value, parse_duration(value), least=least)
+        except InvalidConfig as error:
+            raise click.BadParameter(f"{value!r}: {error.problem}", ctx, param) from None
+        except ValueError as error:
+            raise click.BadParameter(str(error), ctx, param) from None
+
+    return convert
+
+
+@click.command(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, message="holdfast %(version)s")
+def main() -> None:
+    """Distributed locks from the shell.
+
+    A server is named by --url or HOLDFAST_URL; with neither, locks reach as far as this machine.
+    """

@@ -1,0 +1,735 @@
+"""``holdfast run``, as a shell would call it, on a real server."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+import holdfast
+from holdfast.cli import main, parse_duration
+from holdfast.cli.run import margins
+from tests.servers import Server, free_port
+
+PATIENCE_S = 20.0
+CLI = [sys.executable, "-m", "holdfast.cli"]
+# Makes its stdin the controlling terminal of its session, as a login would, then becomes its arguments.
+TAKE_TERMINAL = (
+    "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execvp(sys.argv[1], sys.argv[1:])"
+)
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Server]:
+    with Server() as server:
+        yield server
+
+
+@pytest.fixture
+def server(shared: Server) -> Server:
+    shared.client().flushall()
+    return shared
+
+
+@pytest.fixture
+def own_server() -> Iterator[Server]:
+    """A server that may be broken."""
+    with Server() as server:
+        yield server
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Start ``holdfast run`` with these arguments. Whatever a test leaves behind is ended."""
+    with contextlib.ExitStack() as stack:
+
+        def start(url: str | Server | None, *args: str, **options: Any) -> subprocess.Popen[str]:
+            where = () if url is None else ("--url", url.url if isinstance(url, Server) else url)
+            process = stack.enter_context(
+                subprocess.Popen(
+                    [*CLI, "run", *where, *args],
+                    **{
+                        "stdin": subprocess.DEVNULL,
+                        "stdout": subprocess.PIPE,
+                        "stderr": subprocess.PIPE,
+                        "text": True,
+                        "env": environment(),
+                        **options,
+                    },
+                )
+            )
+            stack.callback(process.kill)
+            return process
+
+        yield start
+
+
+@pytest.fixture
+def call(start: Callable[..., subprocess.Popen[str]]) -> Callable[..., tuple[int, str, str]]:
+    """Run it to its end: exit code, stdout, stderr."""
+
+    def call(url: str | Server | None, *args: str, stdin: str | None = None, **options: Any) -> tuple[int, str, str]:
+        if stdin is not None:
+            options["stdin"] = subprocess.PIPE
+        process = start(url, *args, **options)
+        out, err = process.communicate(stdin, timeout=PATIENCE_S)
+        return process.returncode, out, err
+
+    return call
+
+
+def environment(**more: str) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
+    source = str(Path(holdfast.__file__).parents[1])
+    return {**kept, "PYTHONPATH": source, "PYTHONWARNINGS": "error", **more}
+
+
+def eventually(condition: Callable[[], Any], what: str = "it", within: float = PATIENCE_S) -> Any:
+    deadline = time.monotonic() + within
+    while True:
+        if value := condition():
+            return value
+        assert time.monotonic() < deadline, f"{what} did not happen within {within} s"
+        time.sleep(0.02)
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
+
+
+def events_of(stderr: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in stderr.splitlines()]
+
+
+def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    out, err = process.communicate(timeout=PATIENCE_S)
+    return process.returncode, out, err
+
+
+# The command and its surroundings ----------------------------------------------------------------------------
+
+
+def test_the_exit_code_is_the_commands_and_the_streams_are_its_own(server, call):
+    code, out, err = call(server, "job", "--", "sh", "-c", "cat; echo oops >&2; exit 7", stdin="hello\n")
+    assert (code, out, err) == (7, "hello\n", "oops\n")
+    assert server.client().exists("job") == 0
+
+
+def test_name_and_fence_are_in_the_commands_environment(server, call):
+    script = "echo $HOLDFAST_NAME $HOLDFAST_FENCE ${HOLDFAST_FENCES-none}"
+    env = environment(HOLDFAST_FENCES="of an outer run", HOLDFAST_URL=server.url)
+    first = call(None, "job", "--", "sh", "-c", script, env=env)[1].split()
+    second = call(None, "job", "--", "sh", "-c", script, env=env)[1].split()
+    assert first[0] == "job"
+    assert first[2] == "none"
+    assert int(first[1]) < int(second[1])
+
+
+def test_several_names_are_taken_sorted_and_given_back_in_reverse(server, call):
+    script = 'printf "%s\n" "$HOLDFAST_NAME" "$HOLDFAST_FENCE" "$HOLDFAST_FENCES"'
+    code, out, err = call(server, "--json", "c", "a", "b", "a", "--", "sh", "-c", script)
+    names, fence, fences = out.splitlines()
+    events = events_of(err)
+    assert code == 0
+    assert names == "a b c"
+    assert int(fence) == max(json.loads(fences).values())
+    assert [event["name"] for event in events if event["event"] == "acquired"] == ["a", "b", "c"]
+    assert [event["name"] for event in events if event["event"] == "released"] == ["c", "b", "a"]
+    assert {event["name"]: event["fence"] for event in events if event["event"] == "acquired"} == json.loads(fences)
+
+
+def test_json_tells_the_whole_story(server, call):
+    code, _, err = call(server, "--json", "job", "--", "sh", "-c", "exit 3")
+    acquired, exited, released = events_of(err)
+    assert code == 3
+    assert acquired["event"] == "acquired"
+    assert acquired["name"] == "job"
+    assert acquired["fence"] > 0
+    assert acquired["waited"] >= 0
+    assert exited == {"event": "exited", "code": 3}
+    assert released == {"event": "released", "name": "job"}
+
+
+def test_a_command_that_a_signal_ended(server, call):
+    assert call(server, "job", "--", "sh", "-c", "kill -KILL $$")[0] == 128 + signal.SIGKILL
+
+
+def test_a_command_that_cannot_be_run_leaves_the_lock_free(server, call, tmp_path):
+    text = tmp_path / "text"
+    text.write_text("not a program")
+    code, _, err = call(server, "job", "--", str(tmp_path / "missing"))
+    assert code == 127
+    assert "missing" in err
+    assert len(err.splitlines()) == 1
+    assert call(server, "job", "--", str(text))[0] == 126
+    assert server.client().exists("job") == 0
+
+
+def test_file_descriptors_reach_the_command_and_none_of_ours_do(server, call):
+    read, write = os.pipe()
+    try:
+        code, out, _ = call(
+            server, "job", "--", "sh", "-c", f"echo handed >/dev/fd/{write}; ls /dev/fd/ | wc -l", pass_fds=[write]
+        )
+        _, plain, _ = call(server, "job", "--", "sh", "-c", "ls /dev/fd/ | wc -l")
+        assert code == 0
+        assert os.read(read, 100) == b"handed\n"
+        assert int(out) == int(plain) + 1
+    finally:
+        os.close(read)
+        os.close(write)
+
+
+def test_signals_that_python_ignores_are_not_ignored_by_the_command(server, call):
+    _, out, _ = call(server, "job", "--", "sh", "-c", "grep SigIgn /proc/self/status; grep SigBlk /proc/self/status")
+    if not out:
+        pytest.skip("no /proc here")
+    assert [int(line.split()[1], 16) for line in out.splitlines()] == [0, 0]
+
+
+# Usage -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        [],
+        ["nonsense"],
+        ["run"],
+        ["run", "job"],
+        ["run", "job", "--"],
+        ["run", "--", "true"],
+        ["run", "--nonsense", "job", "--", "true"],
+        ["run", "--ttl", "soon", "job", "--", "true"],
+        ["run", "--ttl", "0", "job", "--", "true"],
+        ["run", "--ttl", "nan", "job", "--", "true"],
+        ["run", "--wait", "-1", "job", "--", "true"],
+        ["run", "--wait", "1000000d", "job", "--", "true"],
+        ["run", "--at-least", "2m", "--max-hold", "60", "job", "--", "true"],
+        ["run", "--url", "carrier-pigeon://host", "job", "--", "true"],
+        ["run", "--url", "redis://localhost", "a{b", "--", "true"],
+        ["run", "--url", "redis://localhost", "--label", "x" * 1000, "job", "--", "true"],
+    ],
+)
+def test_wrong_usage_is_64(args, capsys):
+    with pytest.raises(SystemExit) as exit:
+        main(args)
+    assert exit.value.code == 64
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_help_and_version(capsys):
+    for args, expected in ((["run", "--help"], "--at-least"), (["--version"], holdfast.__version__), (["-h"], "run")):
+        with pytest.raises(SystemExit) as exit:
+            main(args)
+        assert exit.value.code == 0
+        assert expected in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("0", 0),
+        ("90", 90),
+        ("1.5", 1.5),
+        (".5", 0.5),
+        ("250ms", 0.25),
+        ("90s", 90),
+        ("5m", 300),
+        ("1h", 3600),
+        ("1d", 86400),
+    ],
+)
+def test_durations(text, seconds):
+    assert parse_duration(text) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("text", ["", "s", "-1", "1w", "1e3", "inf", "1,5", "5 5", "٣"])
+def test_what_is_no_duration(text):
+    with pytest.raises(ValueError, match="duration"):
+        parse_duration(text)
+
+
+@pytest.mark.parametrize("ttl", [0.1, 1, 3, 30, 3600])
+def test_margins_leave_time_for_each_step(ttl):
+    notice, last, grace = margins(ttl)
+    assert 0 < last < notice < 0.5 * ttl
+    assert 0 < grace <= notice
+
+
+# The server --------------------------------------------------------------------------------------------------
+
+
+def test_nothing_listens(call):
+    started = time.monotonic()
+    code, _, err = call(f"redis://127.0.0.1:{free_port()}", "job", "--", "true")
+    assert code == 69
+    assert len(err.splitlines()) == 1
+    assert time.monotonic() - started < 10
+    (event,) = events_of(call(f"redis://127.0.0.1:{free_port()}", "--json", "job", "--", "true")[2])
+    assert event["event"] == "unavailable"
+
+
+def test_without_a_server_it_says_once_that_locks_are_local(call):
+    name = f"test-run-{os.getpid()}"
+    code, _, err = call(None, name, "--", "true")
+    assert code == 0
+    assert len(err.splitlines()) == 1
+    assert "local://" in err
+    assert call(None, "--quiet", name, "--", "true") == (0, "", "")
+    assert call("local://", name, "--", "true") == (0, "", "")
+
+
+def test_a_server_that_is_gone_at_the_end_does_not_change_the_exit_code(own_server, start):
+    process = start(own_server, "job", "--", "sh", "-c", "echo ready; read line; exit 4", stdin=subprocess.PIPE)
+    assert process.stdout.readline() == "ready\n"
+    own_server.kill()
+    code, _, err = ended(process)
+    assert code == 4
+    assert "'job' was not given back" in err
+    assert len(err.splitlines()) == 1
+
+
+# Excluding each other ----------------------------------------------------------------------------------------
+
+
+def test_commands_under_one_lock_never_overlap(server, start, tmp_path):
+    log = tmp_path / "log"
+    script = f"echo start $$ >>{log}; sleep 0.1; echo end $$ >>{log}"
+    crowd = [start(server, "--quiet", "job", "--", "sh", "-c", script) for _ in range(5)]
+    assert [ended(process)[0] for process in crowd] == [0] * 5
+    lines = [line.split() for line in log.read_text().splitlines()]
+    assert len(lines) == 10
+    for begin, end in zip(lines[::2], lines[1::2], strict=True):
+        assert (begin[0], end[0]) == ("start", "end")
+        assert begin[1] == end[1]
+
+
+def test_busy(server, call):
+    server.client().set("job", "somebody else's")
+    code, out, err = call(server, "--wait", "0", "job", "--", "echo", "ran")
+    assert (code, out) == (75, "")
+    assert "'job' is held" in err
+    assert len(err.splitlines()) == 1
+    code, _, err = call(server, "--json", "--wait", "300ms", "job", "--", "true")
+    assert code == 75
+    assert [event["event"] for event in events_of(err)] == ["waiting", "busy"]
+    assert call(server, "--quiet", "--wait", "0", "job", "--", "true") == (75, "", "")
+
+
+def test_what_was_taken_is_given_back_when_another_name_is_busy(server, call):
+    client = server.client()
+    client.set("b", "somebody else's")
+    assert call(server, "--wait", "0", "a", "b", "c", "--", "true")[0] == 75
+    assert client.exists("a") == 0
+    assert client.get("b") == b"somebody else's"
+
+
+def test_waiting_ends_when_the_lock_is_free(server, start):
+    server.client().set("job", "somebody else's")
+    process = start(server, "--json", "--wait", "1m", "job", "--", "true")
+    assert json.loads(process.stderr.readline())["event"] == "waiting"
+    server.client().delete("job")
+    code, _, err = ended(process)
+    assert code == 0
+    assert [event["event"] for event in events_of(err)] == ["acquired", "exited", "released"]
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_while_waiting_ends_the_wait_and_leaves_nothing(server, start, signum):
+    client = server.client()
+    client.set("job", "somebody else's")
+    process = start(server, "--json", "first", "job", "--", "echo", "ran")
+    assert json.loads(process.stderr.readline())["event"] == "acquired"
+    assert json.loads(process.stderr.readline())["event"] == "waiting"
+    helpers = psutil.Process(process.pid).children()
+    process.send_signal(signum)
+    code, out, _ = ended(process)
+    assert (code, out) == (128 + signum, "")
+    assert client.get("job") == b"somebody else's"
+    assert client.exists("first") == 0
+    assert len(helpers) == 2
+    eventually(lambda: all(is_gone(helper.pid) for helper in helpers))
+
+
+# Signals -----------------------------------------------------------------------------------------------------
+
+
+def test_signals_reach_the_whole_process_group(server, start, tmp_path):
+    log = tmp_path / "log"
+    # What a script starts in the background ignores INT and QUIT, so the inner one is asked about the others.
+    outer, inner = ("INT", "QUIT", "HUP", "USR1", "USR2"), ("HUP", "USR1", "USR2")
+    traps = "".join(f'trap "echo $1-{name} >>{log}" {name}; ' for name in outer)
+    script = tmp_path / "script"
+    script.write_text(
+        f'{traps} if [ "$1" = outer ]; then trap "exit 5" TERM; sh {script} inner & fi; '
+        "echo $1-ready; while :; do sleep 0.05; done"
+    )
+    process = start(server, "job", "--", "sh", str(script), "outer")
+    assert sorted(process.stdout.readline() for _ in range(2)) == ["inner-ready\n", "outer-ready\n"]
+    for name in outer:
+        process.send_signal(getattr(signal, f"SIG{name}"))
+        expected = {f"outer-{name}"} | ({f"inner-{name}"} if name in inner else set())
+        eventually(lambda expected=expected: log.exists() and expected <= set(log.read_text().split()), name)
+    process.terminate()
+    assert ended(process)[0] == 5
+    assert server.client().exists("job") == 0
+
+
+def test_what_was_ignored_stays_ignored(server, start):
+    # As nohup does it.
+    nohup = ["sh", "-c", 'trap "" HUP; exec "$@"', "sh"]
+    process = subprocess.Popen(
+        [*nohup, *CLI, "run", "--url", server.url, "job", "--", "sh", "-c", "echo ready; read line; exit 6"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment(),
+    )
+    with process:
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGHUP)
+        process.stdin.write("go\n")
+        process.stdin.close()
+        assert process.wait(PATIENCE_S) == 6
+
+
+def test_without_a_terminal_a_stopped_command_keeps_its_lock(server, start):
+    process = start(
+        server,
+        "--ttl",
+        "1",
+        "job",
+        "--",
+        "sh",
+        "-c",
+        "echo $$; read line; exit 6",
+        stdin=subprocess.PIPE,
+        start_new_session=True,
+    )
+    command = psutil.Process(int(process.stdout.readline()))
+    process.send_signal(signal.SIGTSTP)
+    eventually(lambda: command.status() == psutil.STATUS_STOPPED)
+    time.sleep(1.5)  # longer than the ttl
+    assert server.client().exists("job") == 1
+    process.send_signal(signal.SIGCONT)
+    eventually(lambda: command.status() != psutil.STATUS_STOPPED)
+    process.stdin.write("go\n")
+    process.stdin.flush()
+    assert ended(process)[0] == 6
+
+
+# Losing the lock ---------------------------------------------------------------------------------------------
+
+# Heeds nothing, has a child that does not either, and writes down the time for as long as it lives.
+STUBBORN = """
+import os, signal, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if os.fork() == 0:
+    sys.stdout.close()
+with open(sys.argv[1] + str(os.getpid()), "a", buffering=1) as log:
+    print(os.getpid(), flush=True) if not sys.stdout.closed else None
+    while True:
+        log.write(f"{time.time()}\\n")
+        time.sleep(0.01)
+"""
+
+
+def last_beats(folder: Path) -> list[float]:
+    logs = list(folder.glob("beat*"))
+    assert len(logs) == 2
+    return [float(log.read_text().split("\n")[-2]) for log in logs]
+
+
+def test_the_command_is_dead_before_its_lock_ends_when_the_server_hangs(own_server, start, tmp_path):
+    client = own_server.client()
+    process = start(
+        own_server, "--ttl", "3", "--json", "job", "--", sys.executable, "-c", STUBBORN, str(tmp_path / "beat")
+    )
+    command = int(process.stdout.readline())
+    ends_at = client.pexpiretime("job") / 1000  # a renewal that slips in now only makes it later
+    own_server.pause()
+    code, _, err = ended(process)
+    assert code == 76
+    assert is_gone(command)
+    assert max(last_beats(tmp_path)) < ends_at
+    assert [event["event"] for event in events_of(err)] == ["acquired", "lost", "exited"]
+
+
+def test_a_command_that_heeds_sigterm_ends_by_it_when_the_server_is_gone(own_server, start):
+    script = 'trap "echo bye; exit 0" TERM; echo ready; while :; do sleep 0.05; done'
+    process = start(own_server, "--ttl", "3", "job", "--", "sh", "-c", script)
+    assert process.stdout.readline() == "ready\n"
+    own_server.kill()
+    code, out, err = ended(process)
+    assert (code, out) == (76, "bye\n")
+    assert "'job' is lost" in err
+    assert err.count("holdfast:") == 1
+
+
+@pytest.mark.parametrize("successor", [None, "somebody else's"])
+def test_the_command_ends_when_its_key_was_deleted_or_taken(server, start, successor):
+    client = server.client()
+    process = start(server, "--ttl", "3", "--json", "job", "--", "sh", "-c", "echo ready; sleep 1000")
+    assert process.stdout.readline() == "ready\n"
+    if successor:
+        client.set("job", successor)
+    else:
+        client.delete("job")
+    code, _, err = ended(process)
+    events = events_of(err)
+    assert code == 76
+    assert [event["event"] for event in events] == ["acquired", "lost", "exited"]
+    assert events[1]["name"] == "job"
+    assert events[1]["fence"] == events[0]["fence"]
+    assert events[2]["code"] == 128 + signal.SIGTERM
+    assert client.get("job") == (successor.encode() if successor else None)
+
+
+def test_a_stubborn_command_is_killed_with_its_group_when_the_key_was_deleted(server, start, tmp_path):
+    process = start(server, "--ttl", "1", "job", "--", sys.executable, "-c", STUBBORN, str(tmp_path / "beat"))
+    process.stdout.readline()
+    eventually(lambda: len(list(tmp_path.glob("beat*"))) == 2)
+    server.client().delete("job")
+    assert ended(process)[0] == 76
+    for log in tmp_path.glob("beat*"):
+        assert is_gone(int(log.name.removeprefix("beat")))
+
+
+def test_a_loss_that_is_only_noticed_at_the_end_is_a_loss(server, call):
+    client = server.client()
+    script = f"import redis; redis.Redis.from_url({server.url!r}).delete('job')"
+    code, _, err = call(server, "--json", "job", "--", sys.executable, "-c", script)
+    assert code == 76
+    assert [event["event"] for event in events_of(err)] == ["acquired", "exited", "lost"]
+    assert client.exists("job") == 0
+
+
+def test_max_hold_ends_the_command(server, call):
+    code, _, err = call(server, "--ttl", "3", "--max-hold", "500ms", "--json", "job", "--", "sleep", "1000")
+    assert code == 76
+    assert [event["event"] for event in events_of(err)] == ["acquired", "lost", "exited", "released"]
+    assert server.client().exists("job") == 0
+
+
+# Being killed ------------------------------------------------------------------------------------------------
+
+
+def test_the_command_and_its_children_die_with_holdfast(server, start):
+    process = start(server, "job", "--", "sh", "-c", "sleep 1000 & echo $$ $!; wait")
+    pids = [int(pid) for pid in process.stdout.readline().split()]
+    helpers = psutil.Process(process.pid).children()
+    process.kill()
+    eventually(lambda: all(is_gone(pid) for pid in [*pids, *(helper.pid for helper in helpers)]), within=5.0)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="PR_SET_PDEATHSIG is Linux's")
+def test_the_command_dies_with_holdfast_even_if_its_guard_was_killed(server, start):
+    process = start(server, "job", "--", "sh", "-c", "echo $$; sleep 1000 >/dev/null 2>&1; true")
+    command = int(process.stdout.readline())
+    (guard,) = (child for child in psutil.Process(process.pid).children() if child.pid != command)
+    orphans = psutil.Process(command).children()
+    guard.kill()
+    process.kill()
+    eventually(lambda: is_gone(command), within=5.0)
+    for orphan in orphans:  # which is what the guard is for
+        orphan.kill()
+
+
+def test_the_command_is_dead_before_its_lock_ends_when_holdfast_is_stopped(server, start, tmp_path):
+    process = start(server, "--ttl", "2", "job", "--", sys.executable, "-c", STUBBORN, str(tmp_path / "beat"))
+    command = int(process.stdout.readline())
+    eventually(lambda: len(list(tmp_path.glob("beat*"))) == 2)
+    ends_at = server.client().pexpiretime("job") / 1000
+    process.send_signal(signal.SIGSTOP)
+    eventually(lambda: is_gone(command))
+    assert max(last_beats(tmp_path)) < ends_at
+    process.send_signal(signal.SIGCONT)
+    assert ended(process)[0] == 76
+
+
+# Keeping it longer -------------------------------------------------------------------------------------------
+
+
+def test_at_least_keeps_the_lock_after_the_command(server, start):
+    client = server.client()
+    process = start(server, "--json", "--ttl", "1", "--at-least", "3", "job", "--", "sh", "-c", "exit 9")
+    assert json.loads(process.stderr.readline())["event"] == "acquired"
+    acquired_at = time.monotonic()
+    assert json.loads(process.stderr.readline()) == {"event": "exited", "code": 9}
+    token = client.get("job")
+    assert token
+    while time.monotonic() < acquired_at + 2:  # beyond the ttl: it is renewed
+        assert client.get("job") == token
+        time.sleep(0.1)
+    assert ended(process)[0] == 9
+    assert time.monotonic() - acquired_at > 2.5
+    assert client.exists("job") == 0
+
+
+def test_a_signal_cuts_at_least_short(server, start):
+    process = start(server, "--at-least", "1h", "job", "--", "sh", "-c", "exit 9")
+    assert "kept for" in process.stderr.readline()
+    process.terminate()
+    assert ended(process)[0] == 9
+    assert server.client().exists("job") == 0
+
+
+# Terminals ---------------------------------------------------------------------------------------------------
+
+
+class Screen:
+    """A terminal with one program on it."""
+
+    def __init__(self, argv: list[str], env: dict[str, str]) -> None:
+        self._keyboard, terminal = os.openpty()
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", TAKE_TERMINAL, *argv],
+            stdin=terminal,
+            stdout=terminal,
+            stderr=terminal,
+            env=env,
+            start_new_session=True,
+        )
+        os.close(terminal)
+        self.text = ""
+
+    def type(self, text: str) -> None:
+        os.write(self._keyboard, text.encode())
+
+    def shows(self, text: str) -> bool:
+        while select.select([self._keyboard], [], [], 0)[0]:
+            try:
+                more = os.read(self._keyboard, 4096)
+            except OSError:  # how a terminal says that its last user is gone
+                break
+            if not more:
+                break
+            self.text += more.decode(errors="replace")
+        return text in self.text
+
+    def expect(self, text: str) -> None:
+        try:
+            eventually(lambda: self.shows(text), text)
+        except AssertionError:
+            raise AssertionError(f"{text!r} is not on the screen:\n{self.text}") from None
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self._keyboard)
+
+
+@pytest.fixture
+def screen() -> Iterator[Callable[..., Screen]]:
+    with contextlib.ExitStack() as stack:
+
+        def open_screen(*argv: str, **env: str) -> Screen:
+            screen = Screen(list(argv), environment(PS1="$ ", **env))
+            stack.callback(screen.close)
+            return screen
+
+        yield open_screen
+
+
+def test_a_command_on_a_terminal_can_read_from_it_and_gets_ctrl_c_once(server, screen):
+    script = (
+        'trap "echo in""t; n=x" INT; echo rea""dy; read line; echo got:$line; '
+        'while [ -z "$n" ]; do sleep 0.05; done; sleep 0.3; exit 9'
+    )
+    terminal = screen(*CLI, "run", "--url", server.url, "job", "--", "sh", "-c", script)
+    terminal.expect("ready")
+    terminal.type("hello\n")
+    terminal.expect("got:hello")
+    terminal.type("\x03")
+    terminal.expect("int")
+    assert terminal.process.wait(PATIENCE_S) == 9
+    terminal.shows("")
+    assert terminal.text.count("int") == 1
+    assert server.client().exists("job") == 0
+
+
+def test_ctrl_c_ends_a_command_on_a_terminal(server, screen):
+    terminal = screen(*CLI, "run", "--url", server.url, "job", "--", "sh", "-c", "echo rea''dy; sleep 1000")
+    terminal.expect("ready")
+    terminal.type("\x03")
+    assert terminal.process.wait(PATIENCE_S) == 128 + signal.SIGINT
+    assert server.client().exists("job") == 0
+
+
+needs_bash = pytest.mark.skipif(shutil.which("bash") is None, reason="needs a shell with job control")
+BASH = ("bash", "--norc", "--noprofile", "-i")
+
+
+def shell_line(server: Server, script: str, *options: str) -> str:
+    return f"{sys.executable} -m holdfast.cli run {' '.join(options)} --url {server.url} job -- sh -c '{script}'"
+
+
+@needs_bash
+def test_ctrl_z_gives_the_prompt_back_and_fg_goes_on(server, screen):
+    terminal = screen(*BASH)
+    terminal.type(shell_line(server, 'echo rea""dy; read line; echo got:$line') + "; echo code:$?\n")
+    terminal.expect("ready")
+    terminal.type("\x1a")
+    terminal.expect("Stopped")
+    terminal.type("echo pro''mpt\n")
+    terminal.expect("prompt")
+    terminal.type("fg; echo then:$?\n")
+    time.sleep(0.2)
+    terminal.type("hello\n")
+    terminal.expect("got:hello")
+    terminal.expect("then:0")
+
+
+@needs_bash
+def test_a_command_suspended_for_too_long_is_killed_and_the_lock_is_lost(server, screen):
+    terminal = screen(*BASH)
+    terminal.type(shell_line(server, 'echo rea""dy:$$:; read line', "--ttl", "1") + "\n")
+    terminal.expect("ready:")
+    eventually(lambda: terminal.shows(":") and terminal.text.count(":", terminal.text.index("ready:")) > 1)
+    command = int(terminal.text.split("ready:")[1].split(":")[0])
+    terminal.type("\x1a")
+    terminal.expect("Stopped")
+    eventually(lambda: is_gone(command))
+    terminal.type("fg; echo then:$?\n")
+    terminal.expect("then:76")
+
+
+@needs_bash
+def test_in_a_pipeline_a_command_gets_the_terminal_when_it_asks_for_it(server, screen):
+    terminal = screen(*BASH)
+    terminal.type(
+        shell_line(server, 'echo rea""dy; read line </dev/tty; echo got:$line') + " | cat; echo then:${PIPESTATUS[0]}\n"
+    )
+    terminal.expect("ready")
+    terminal.type("hello\n")
+    terminal.expect("got:hello")
+    terminal.expect("then:0")
+
+
+@needs_bash
+def test_ctrl_c_in_a_pipeline_is_passed_on(server, screen):
+    terminal = screen(*BASH)
+    terminal.type(
+        shell_line(server, 'trap "exit 9" INT; echo rea""dy; while :; do sleep 0.05; done')
+        + " | (trap '' INT; cat); echo then:${PIPESTATUS[0]}\n"
+    )
+    terminal.expect("ready")
+    terminal.type("\x03")
+    terminal.type("\n")
+    eventually(lambda: not server.client().exists("job"))

@@ -1,0 +1,79 @@
+"""One real server for the session, clean for each test, and a client of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis
+from tests.proxy import Proxy
+from tests.servers import Server
+from tests.support import FACES
+
+import holdfast
+from holdfast.lua import SCRIPTS
+
+
+@pytest.fixture(scope="session")
+def _session_server() -> Iterator[Server]:
+    with Server() as server:
+        yield server
+
+
+@pytest.fixture
+def server(_session_server: Server) -> Iterator[Server]:
+    """The session's server, empty. A test may do anything to it that the end of this fixture can undo."""
+    with _session_server.client() as admin:
+        admin.flushall()
+        yield _session_server
+        _session_server.resume()
+        admin.config_set("maxmemory", 0)
+
+
+@pytest.fixture
+def admin(server: Server) -> Iterator[redis.Redis]:
+    """A plain client, to look at the server behind Holdfast's back."""
+    with server.client() as admin:
+        yield admin
+
+
+@pytest.fixture
+def url(server: Server) -> str:
+    return server.url
+
+
+@pytest.fixture
+def client(url: str) -> Iterator[holdfast.Client]:
+    with holdfast.connect(url) as client:
+        yield client
+
+
+@pytest.fixture
+def proxy(server: Server, admin: redis.Redis) -> Iterator[Proxy]:
+    """A proxy in front of the server, which knows all scripts: a fault is to hit a step, not a NOSCRIPT."""
+    for script in SCRIPTS.values():
+        admin.script_load(script.source)
+    with Proxy(server.port) as proxy:
+        yield proxy
+
+
+@pytest.fixture(params=FACES, ids=lambda face: face.kind)
+def connect(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """``connect(target, **options)``, on either face; what it made is closed after the test."""
+    made: list[Any] = []
+
+    def make(target: object = None, **options: Any) -> Any:
+        made.append(request.param(target, **options))
+        return made[-1]
+
+    make.kind = request.param.kind  # type: ignore[attr-defined]
+    yield make
+    for face in made:
+        face.close()
+
+
+@pytest.fixture
+def face(connect: Any, url: str) -> Any:
+    """A client of the server, on either face."""
+    return connect(url)

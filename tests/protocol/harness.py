@@ -1,0 +1,65 @@
+"""Two machines, one lock, and something that goes wrong at a chosen message."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import holdfast.aio
+from holdfast.lab.machine import Machine, Process
+from holdfast.lab.world import Fate, Message, World
+from holdfast.options import client_terms
+from holdfast.protocol.effects import wait
+
+
+class Play:
+    """A world whose every event is followed by a look at who believes to hold what."""
+
+    def __init__(self, seed: int | None = None) -> None:
+        self.world = World(seed=seed)
+        self.machines: list[Machine] = []
+        self.fences: list[int] = []
+
+    def client(self, name: str) -> holdfast.aio.Client:
+        machine = self.world.machine(name)
+        self.machines.append(machine)
+        shared = client_terms(timeout=5.0, fence_retention=3600.0, cohort=64)
+        return holdfast.aio.Client(machine, namespace="", shared=shared)
+
+    def doom(self, choose: Callable[[Message], Fate | None]) -> None:
+        self.world.fate = lambda message: choose(message) or Fate()
+
+    async def sleep(self, client: holdfast.aio.Client, seconds: float) -> None:
+        machine: Machine = client._driver  # type: ignore[assignment]
+        await machine.run(wait(None, machine.now() + seconds))
+
+    async def cycle(self, client: holdfast.aio.Client, *, hold: float = 0.01, **options: Any) -> int:
+        async with client.lock("a", **options) as lease:
+            self.fences.append(lease.fence)
+            await self.sleep(client, hold)
+        return lease.fence
+
+    def start(self, client: holdfast.aio.Client, routine: Any) -> Process:
+        return self.world.spawn(routine, client._driver)  # type: ignore[arg-type]
+
+    def believers(self) -> list[Machine]:
+        """Machines with a hold that its holder may still rely on."""
+        now = self.world.now_us / 1e6
+        return [
+            machine
+            for machine in self.machines
+            if not machine.crashed and any(hold.valid(now) for hold in machine.book.holds.values())
+        ]
+
+    def run(self, seconds: float) -> None:
+        end_us = self.world.now_us + round(seconds * 1e6)
+        while self.world._events and self.world._events[0][0] <= end_us:
+            self.world.advance()
+            believers = self.believers()
+            assert len(believers) <= 1, f"two hold at once: {believers}"
+        self.world.run(seconds=(end_us - self.world.now_us) / 1e6)
+
+
+def at(number: int, **fate: Any) -> Callable[[Message], Fate | None]:
+    """That fate for the message of that number, counted over the world."""
+    return lambda message: Fate(**fate) if message.number == number else None
