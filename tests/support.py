@@ -254,6 +254,12 @@ def say(*words):
     def send(self, number: signal.Signals) -> None:
         self._process.send_signal(number)
 
+    def write(self, text: str) -> None:
+        """Type something for it to read."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(text)
+        self._process.stdin.flush()
+
     def finish(self, timeout: float = 60.0) -> str:
         """Wait for its end, which must be a good one; the rest of what it said."""
         out, complaint = self._process.communicate(timeout=timeout)

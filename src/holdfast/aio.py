@@ -89,7 +89,7 @@ class Client(BaseClient):
         max_hold: float | None = None,
         on_lost: Callable[[Lease], object] | str | None = None,
         label: str = "",
-        cohort: int | None = None,
+        cohort: int = 64,
     ) -> Lock:
         """A lock of that name.
 
@@ -100,6 +100,7 @@ class Client(BaseClient):
         on_lost: what happens when it is lost: a callable (or coroutine function) is given the lease; "cancel", the
             default of ``async with``, cancels its body and raises LeaseLost; "ignore" leaves the body alone.
         label: a word for people who look at who holds what.
+        cohort: how often in a row waiters of this process may pass it on among themselves; no more than the client's.
         """
         return Lock(
             *self._ask(

@@ -89,7 +89,7 @@ class Client(BaseClient):
         max_hold: float | None = None,
         on_lost: Callable[[Lease], object] | None = None,
         label: str = "",
-        cohort: int | None = None,
+        cohort: int = 64,
     ) -> Lock:
         """A lock of that name.
 
@@ -99,6 +99,7 @@ class Client(BaseClient):
         max_hold: seconds after which it is no longer renewed, and its holder is told.
         on_lost: called with the lease, in a thread of its own, when it is lost.
         label: a word for people who look at who holds what.
+        cohort: how often in a row waiters of this process may pass it on among themselves; no more than the client's.
         """
         return Lock(
             *self._ask(

@@ -42,7 +42,7 @@ def terms_of(
     max_hold: float | None,
     on_lost: Callable[[Any], object] | str | None,
     label: str,
-    cohort: int | None,
+    cohort: int,
     shared: Terms,
     words: tuple[str, ...] = (),
 ) -> Terms:
@@ -60,7 +60,7 @@ def terms_of(
         max_hold=None if max_hold is None else seconds("max_hold", max_hold, least=SHORTEST_TTL),
         on_lost=on_lost,
         label=label,
-        cohort=shared.cohort if cohort is None else whole("cohort", cohort),
+        cohort=min(shared.cohort, whole("cohort", cohort)),
         timeout=shared.timeout,
         fence_retention=shared.fence_retention,
     )

@@ -340,6 +340,41 @@ def test_what_was_taken_is_given_back_when_another_name_is_busy(server, call):
     assert client.get("b") == b"somebody else's"
 
 
+def test_a_lock_lost_while_waiting_for_another_keeps_the_command_from_starting(server, start):
+    client = server.client()
+    client.set("b", "somebody else's")
+    process = start(server, "--json", "--ttl", "1", "a", "b", "--", "echo", "ran")
+    assert json.loads(process.stderr.readline())["event"] == "acquired"
+    assert json.loads(process.stderr.readline())["event"] == "waiting"
+    client.set("a", "a thief's")
+    time.sleep(1.2)  # a ttl, so that the loss is known whatever the keeper did
+    client.delete("b")
+    code, out, err = ended(process)
+    assert (code, out) == (76, "")
+    assert [event["event"] for event in events_of(err)] == ["acquired", "lost", "released"]
+    assert client.get("a") == b"a thief's"
+    assert client.exists("b") == 0
+
+
+def test_a_key_that_is_no_lock_is_refused_and_nothing_is_kept(server, call):
+    client = server.client()
+    client.hset("b", "field", "value")
+    code, out, err = call(server, "a", "b", "--", "echo", "ran")
+    assert (code, out) == (64, "")
+    assert "another name" in err
+    assert client.exists("a") == 0
+
+
+def test_a_signal_is_heeded_while_the_server_hangs(own_server, start):
+    own_server.client().set("job", "somebody else's")
+    process = start(own_server, "--json", "job", "--", "echo", "ran")
+    assert json.loads(process.stderr.readline())["event"] == "waiting"
+    own_server.pause()
+    time.sleep(0.5)
+    process.terminate()
+    assert ended(process)[:2] == (128 + signal.SIGTERM, "")
+
+
 def test_waiting_ends_when_the_lock_is_free(server, start):
     server.client().set("job", "somebody else's")
     process = start(server, "--json", "--wait", "1m", "job", "--", "true")

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,14 +9,7 @@ from tests.conformance.stages import APIS, STAGES, Scenario
 from tests.servers import Server
 
 
-@pytest.fixture(scope="session")
-def stage_server() -> Iterator[Server]:
-    with Server() as server:
-        yield server
-
-
 @pytest.fixture(params=STAGES)
-def play(request: pytest.FixtureRequest, stage_server: Server) -> Callable[[Scenario], Any]:
+def play(request: pytest.FixtureRequest, server: Server) -> Callable[[Scenario], Any]:
     """Plays a scenario on one of the stages."""
-    stage_server.client().flushall()
-    return lambda scenario: APIS[request.param].play(scenario, stage_server)
+    return lambda scenario: APIS[request.param].play(scenario, server)

@@ -14,6 +14,9 @@ At ``--max-hold`` the command gets SIGTERM, and the lock is renewed until it has
 
 Several names are taken one after the other, in sorted order, so that two who want the same ones cannot wait for each
 other; they are given back in reverse.
+
+What ``--json`` says: waiting, acquired, busy, unavailable, lost, exited and released; and, where people are told more,
+local (no server was named), keeping (--at-least), suspended (Ctrl-Z) and unreleased (the server was gone at the end).
 """
 
 from __future__ import annotations
@@ -33,7 +36,7 @@ from typing import Final, NamedTuple
 import click
 
 from holdfast.blocking import Client, Lease, Lock, connect
-from holdfast.cli import BUSY, LOST, UNAVAILABLE, Voice, duration
+from holdfast.cli import BUSY, LOST, UNAVAILABLE, USAGE, Voice, duration
 from holdfast.cli.child import Child, Ended, Stopped
 from holdfast.drivers.clock import now
 from holdfast.errors import (
@@ -41,6 +44,7 @@ from holdfast.errors import (
     InvalidConfig,
     InvalidName,
     LeaseLost,
+    NotAcquired,
     NotHeld,
     ServerSilent,
     Unavailable,
@@ -179,6 +183,7 @@ class Run:
         self._inbox = Inbox()
         self._leases: list[Lease] = []
         self._held_since = 0.0
+        self._started = False
         self._doom: Doom | None = None
         self._told_guard = 0.0
 
@@ -204,9 +209,8 @@ class Run:
                 code = self._acquire_all()
         except Signalled as stopped:
             code = 128 + stopped.signum
-        except Unavailable as error:
-            self._voice.say("unavailable", str(error), error=True)
-            code = UNAVAILABLE
+        except HoldfastError as error:
+            code = self._refused(error)
         if code is not None:
             self._leases.clear()
             # Asked of the locks, because an attempt may have succeeded as it was interrupted, before we heard of it.
@@ -216,6 +220,16 @@ class Run:
                 except HoldfastError:
                     pass  # not held, or out of reach; then the keeper's last try or the ttl ends it
         return code
+
+    def _refused(self, error: HoldfastError) -> int:
+        if isinstance(error, Unsupported):
+            self._voice.say("unavailable", str(error), error=True)
+            return USAGE
+        if isinstance(error, NotAcquired) and not isinstance(error, Unavailable):
+            self._voice.say("busy", str(error), name=error.name)
+            return BUSY
+        self._voice.say("unavailable", str(error), error=True)
+        return UNAVAILABLE
 
     def _acquire_all(self) -> int | None:
         started = now()
@@ -255,11 +269,16 @@ class Run:
 
     def _run(self, child: Child) -> int:
         self._inbox.begin_passing()
+        self._doom = self._judge()  # the first of several may have been lost while we waited for the last
+        if self._doom is not None:
+            self._release()
+            return LOST
         self._tell_guard(child)
         try:
             child.start(self._environment())
         except OSError as error:
             return self._not_started(error)
+        self._started = True
         code = self._watch(child)
         if self._doom is not None:
             self._clear_away(child)
@@ -339,10 +358,15 @@ class Run:
         return None
 
     def _pronounce(self, lease: Lease, reason: str, grace: float, *, silent: bool = False) -> Doom:
-        what = f"was told to end and is killed in {grace:.3g} s" if grace > 0 else "was killed"
+        if not self._started:
+            what = "was not started; try again"
+        elif grace > 0:
+            what = f"was told to end and is killed in {grace:.3g} s; see what it left undone"
+        else:
+            what = "was killed; see what it left undone"
         self._voice.say(
             "lost",
-            f"lock {lease.name!r} is lost: {reason}. The command {what}; see what it left undone",
+            f"lock {lease.name!r} is lost: {reason}. The command {what}",
             error=True,
             name=lease.name,
             fence=lease.fence,
@@ -580,5 +604,5 @@ def run(
             max_hold=max_hold,
             label=os.path.basename(argv[0]) if label is None else label,
         ).run()
-    except (InvalidName, InvalidConfig, Unsupported) as error:
+    except (InvalidName, InvalidConfig) as error:
         raise click.UsageError(str(error), ctx) from error

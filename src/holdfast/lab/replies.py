@@ -46,7 +46,8 @@ def format_number(number: float) -> bytes:
     """A number as the server writes it: a score, or a Lua number that is passed to a command.
 
     Whole numbers get no exponent in the range that matters to us (microseconds since 1970 are about 1.8e15),
-    although Lua's own ``tostring`` gives them one.
+    although Lua's own ``tostring`` gives them one. Of a number that needs 16 or 17 digits, the server may write the
+    last ones differently.
     """
     if not math.isfinite(number):
         return b"-nan" if math.isnan(number) else b"inf" if number > 0 else b"-inf"

@@ -1,0 +1,120 @@
+"""CPython's own tests of its locks, with ours as the lock.
+
+They come from the interpreter's ``test`` package; where a distribution leaves that out, they are skipped by name.
+The asyncio ones are read from source and changed in three ways, because a lock beyond the process cannot do
+otherwise: ``release`` and ``locked`` are awaited, a pause of one loop turn becomes a short one in time, and assertions
+about the private ``_waiters`` are left out.
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import inspect
+import itertools
+import textwrap
+import unittest
+import warnings
+from typing import Any
+
+import pytest
+
+import holdfast
+import holdfast.aio
+from tests.servers import Server
+
+# What speaks of CPython's internals, and not of how a lock behaves.
+LEFT_OUT = {
+    "test_at_fork_reinit": "calls the private _at_fork_reinit()",
+    "test_repr of asyncio": "asks for asyncio's own wording",
+    "test_lock_doesnt_accept_loop_parameter": "is about the constructors of asyncio's classes",
+    "test_lock_by_with_statement": "is about asyncio's other primitives",
+    "test_cancel_release_race": "calls release() from a plain callback, where nothing can be awaited",
+}
+
+lock_tests = pytest.importorskip("test.lock_tests", reason="this Python comes without its test package")
+asyncio_tests = pytest.importorskip("test.test_asyncio.test_locks", reason="this Python comes without its test package")
+
+numbers = itertools.count()
+THREADING = [name for name in dir(lock_tests.LockTests) if name.startswith("test_") and name not in LEFT_OUT]
+ASYNCIO = [
+    name
+    for name in dir(asyncio_tests.LockTests)
+    if name.startswith("test_") and name not in LEFT_OUT and name != "test_repr"
+]
+
+
+@pytest.mark.filterwarnings("ignore:a lease on:ResourceWarning")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("name", THREADING)
+def test_threading(name: str, client: holdfast.Client) -> None:
+    class Tests(lock_tests.LockTests):  # type: ignore[misc, name-defined]
+        locktype = staticmethod(lambda: client.lock(f"cpython:{next(numbers)}"))
+
+    with client.lock("cpython:warm"):
+        pass  # the keeper's thread starts here, so that none of the tests counts it as leaked
+    run_case(Tests(name))
+
+
+class _ForALockBeyondTheProcess(ast.NodeTransformer):
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        called = node.func
+        if isinstance(called, ast.Attribute) and called.attr in ("release", "locked"):
+            return ast.Await(node)
+        if ast.unparse(node) == "asyncio.sleep(0)":
+            return ast.parse("asyncio.sleep(0.1)", mode="eval").body
+        if ast.unparse(node) == "asyncio.Lock()":
+            return ast.parse("make_lock()", mode="eval").body
+        if ast.unparse(node) == "self.assertRaises(RuntimeError, lock.release)":
+            return ast.parse("await self.assert_release_fails(lock)", mode="eval").body
+        return node
+
+    def visit_Expr(self, node: ast.Expr) -> ast.AST | None:
+        return None if "_waiters" in ast.unparse(node) else self.generic_visit(node)
+
+
+@pytest.mark.filterwarnings("ignore:a lease on:ResourceWarning")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("name", ASYNCIO)
+def test_asyncio(name: str, server: Server) -> None:
+    source = textwrap.dedent(inspect.getsource(getattr(asyncio_tests.LockTests, name)))
+    tree = ast.fix_missing_locations(_ForALockBeyondTheProcess().visit(ast.parse(source)))
+    clients: list[holdfast.aio.Client] = []
+
+    def make_lock() -> holdfast.aio.Lock:
+        clients.append(holdfast.aio.connect(server.url))
+        return clients[-1].lock(f"cpython:{next(numbers)}")
+
+    scope: dict[str, Any] = {"asyncio": asyncio, "make_lock": make_lock}
+    exec(compile(tree, name, "exec"), scope)
+
+    class Tests(unittest.IsolatedAsyncioTestCase):
+        async def asyncTearDown(self) -> None:
+            for client in clients:
+                await client.aclose()
+
+        async def assert_release_fails(self, lock: holdfast.aio.Lock) -> None:
+            with self.assertRaises(RuntimeError):
+                await lock.release()
+
+    setattr(Tests, name, scope[name])
+    run_case(Tests(name))
+
+
+def run_case(case: unittest.TestCase) -> None:
+    result = unittest.TestResult()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        case.run(result)
+    problems = [text for _, text in result.errors + result.failures]
+    assert result.testsRun == 1
+    assert not problems, problems[0]
+    assert not result.skipped, result.skipped
+
+
+def test_what_is_left_out_still_exists() -> None:
+    known = {*dir(lock_tests.LockTests), *dir(asyncio_tests.LockTests)}
+    assert {name.removesuffix(" of asyncio") for name in LEFT_OUT} <= known
+    assert len(THREADING) >= 15
+    assert len(ASYNCIO) >= 7

@@ -1,0 +1,136 @@
+"""Who may import what, read from the source: the shape of the house is a test.
+
+errors, lease, names <- protocol <- drivers, engines <- blocking, aio <- cli, and protocol <- lab <- cli.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SRC = Path(__file__).parent.parent / "src" / "holdfast"
+MODULES = sorted(SRC.rglob("*.py"))
+
+# A part may import itself, what is in its own row, and nothing else of Holdfast.
+MAY_IMPORT = {
+    "errors": set(),
+    "names": {"errors"},
+    "url": {"errors"},
+    "lua": set(),
+    "lease": {"errors", "names", "protocol"},  # protocol for the types of annotations only
+    "options": {"errors", "lease"},
+    "face": {"errors", "lease", "names", "options"},
+    "protocol": {"errors", "lease", "names"},
+    "engines": {"errors", "lua", "protocol", "url"},
+    "drivers": {"engines", "errors", "lease", "protocol"},
+    "blocking": {"drivers", "engines", "errors", "face", "lease", "options", "protocol"},
+    "aio": {"drivers", "engines", "errors", "face", "lease", "options", "protocol"},
+    "lab": {"errors", "lease", "lua", "names", "protocol"},
+    "cli": {"aio", "blocking", "errors", "lab", "options", "url", "__init__"},
+    "__init__": {"blocking", "errors"},
+}
+NEVER_IN_PROTOCOL = {"time", "threading", "asyncio", "random", "secrets", "socket", "redis", "os", "signal"}
+ONLY_IN_ENGINES_AND_DRIVERS = {"redis", "hiredis", "httpx", "pymemcache"}
+
+
+def part_of(module: Path) -> str:
+    return module.relative_to(SRC).parts[0].removesuffix(".py")
+
+
+def imports_of(module: Path) -> Iterator[tuple[str, bool]]:
+    """Every imported module by its dotted name, and whether only a type checker sees it."""
+    tree = ast.parse(module.read_text())
+    for_types = {
+        child
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        for statement in node.body
+        for child in ast.walk(statement)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name, node in for_types
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module}: imports are absolute"
+            assert node.module is not None
+            if node.module == "holdfast":
+                for alias in node.names:
+                    yield f"holdfast.{alias.name}", node in for_types
+            else:
+                yield node.module, node in for_types
+
+
+def test_every_part_is_known() -> None:
+    assert {part_of(module) for module in MODULES} <= set(MAY_IMPORT)
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda module: str(module.relative_to(SRC)))
+def test_imports_go_one_way(module: Path) -> None:
+    part = part_of(module)
+    for name, for_types in imports_of(module):
+        if name.split(".")[0] != "holdfast":
+            continue
+        imported = name.split(".")[1] if "." in name else "__init__"
+        if imported == part:
+            continue
+        allowed = MAY_IMPORT[part]
+        assert imported in allowed or (not (SRC / f"{imported}.py").exists() and "__init__" in allowed), (
+            f"{module.name} imports {name}"
+        )
+        if part == "lease" and imported == "protocol":
+            assert for_types, "lease is below protocol, and may only borrow its types"
+
+
+@pytest.mark.parametrize("module", sorted((SRC / "protocol").rglob("*.py")), ids=lambda module: module.name)
+def test_protocols_touch_no_clock_no_thread_no_socket_and_no_dice(module: Path) -> None:
+    touched = {name.split(".")[0] for name, _ in imports_of(module)} & NEVER_IN_PROTOCOL
+    assert not touched
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda module: str(module.relative_to(SRC)))
+def test_other_libraries_stay_at_the_edge(module: Path) -> None:
+    if part_of(module) not in ("engines", "drivers"):
+        assert not {name.split(".")[0] for name, _ in imports_of(module)} & ONLY_IN_ENGINES_AND_DRIVERS
+
+
+@pytest.mark.parametrize("module", sorted((SRC / "protocol").rglob("*.py")), ids=lambda module: module.name)
+def test_only_effects_yields_to_the_driver(module: Path) -> None:
+    bare = [node for node in ast.walk(ast.parse(module.read_text())) if isinstance(node, ast.Yield)]
+    assert bool(bare) == (module.name == "effects.py"), f"a bare yield in {module.name}"
+
+
+@pytest.mark.parametrize("module", sorted((SRC / "protocol").rglob("*.py")), ids=lambda module: module.name)
+def test_protocols_never_catch_what_a_crash_is_made_of(module: Path) -> None:
+    """A closed generator has crashed; a protocol that caught GeneratorExit could clean up after its own death."""
+    for node in ast.walk(ast.parse(module.read_text())):
+        if isinstance(node, ast.ExceptHandler):
+            assert node.type is not None, "a bare except"
+            assert "BaseException" not in ast.unparse(node.type)
+            assert "GeneratorExit" not in ast.unparse(node.type)
+
+
+@pytest.mark.parametrize("module", sorted((SRC / "protocol").rglob("*.py")), ids=lambda module: module.name)
+def test_protocol_modules_open_with_their_theory(module: Path) -> None:
+    docstring = ast.get_docstring(ast.parse(module.read_text()))
+    assert docstring
+    if module.name not in ("__init__.py", "effects.py"):
+        assert "Invariant." in docstring
+
+
+@pytest.mark.parametrize("script", sorted((SRC / "lua").glob("*.lua")), ids=lambda script: script.name)
+def test_lua_files_say_what_they_are(script: Path) -> None:
+    head = script.read_text()
+    for word in ("KEYS", "ARGV", "Returns", "One step"):
+        assert word in head
+    assert "KEYS[" in head
+    assert ".." not in "".join(line for line in head.splitlines() if "redis.call" in line), "keys only through KEYS"
+
+
+def test_no_lua_hides_in_python() -> None:
+    for module in MODULES:
+        if part_of(module) != "lab":
+            assert "redis.call" not in module.read_text(), module

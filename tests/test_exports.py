@@ -1,0 +1,90 @@
+"""What a user imports, pinned."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+
+import pytest
+
+import holdfast
+from holdfast import errors
+
+
+def test_the_names_are_these() -> None:
+    assert sorted(holdfast.__all__) == [
+        "AcquireTimeout",
+        "Client",
+        "HoldfastError",
+        "InvalidConfig",
+        "InvalidName",
+        "Lease",
+        "LeaseLost",
+        "LocalOnlyWarning",
+        "Lock",
+        "NotAcquired",
+        "NotHeld",
+        "OutcomeUnknown",
+        "ServerSilent",
+        "Unavailable",
+        "Unsupported",
+        "connect",
+        "lock",
+    ]
+    assert len(holdfast.__all__) <= 25
+    for name in holdfast.__all__:
+        assert hasattr(holdfast, name)
+
+
+def test_all_errors_can_be_imported_from_the_top() -> None:
+    for name in errors.__all__:
+        assert getattr(holdfast, name) is getattr(errors, name)
+
+
+def test_the_tree_of_errors() -> None:
+    assert issubclass(holdfast.AcquireTimeout, holdfast.NotAcquired | TimeoutError)
+    assert issubclass(holdfast.AcquireTimeout, TimeoutError)
+    assert issubclass(holdfast.NotHeld, RuntimeError)
+    assert issubclass(holdfast.Unavailable, ConnectionError)
+    assert issubclass(holdfast.InvalidName, ValueError)
+    assert issubclass(holdfast.InvalidConfig, ValueError)
+    assert issubclass(holdfast.ServerSilent, holdfast.AcquireTimeout)
+    assert issubclass(holdfast.ServerSilent, holdfast.Unavailable)
+    for name in errors.__all__:
+        if name != "LocalOnlyWarning":
+            assert issubclass(getattr(errors, name), holdfast.HoldfastError)
+
+
+ERRORS = [
+    errors.NotAcquired("a"),
+    errors.AcquireTimeout("a", 1.5),
+    errors.AcquireTimeout("a", 0.0),
+    errors.ServerSilent("a", 1.5, {"redis://h:1/0": "nothing listens there"}, "Start it"),
+    errors.LeaseLost("a", 7, "its key expired"),
+    errors.NotHeld("a"),
+    errors.OutcomeUnknown("a", "a release", "look at the fence"),
+    errors.Unavailable({"redis://h:1/0": "nothing listens there"}, "Start it"),
+    errors.Unsupported("a", "b"),
+    errors.InvalidName("a" * 500, "it is long"),
+    errors.InvalidConfig("ttl=-1", "give more"),
+]
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+def test_errors_survive_pickling(error: errors.HoldfastError) -> None:
+    """Because work that a lock guards is often done in a process pool."""
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is type(error)
+    assert str(again) == str(error)
+    assert vars(again) == vars(error)
+    assert len(str(error)) < 300
+
+
+def test_importing_holdfast_imports_no_asyncio_driver() -> None:
+    code = "import sys, holdfast; print(*sorted(m for m in sys.modules if m.startswith('holdfast') or m == 'lupa'))"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert "holdfast.blocking" in loaded
+    assert not {"holdfast.aio", "holdfast.drivers.aio", "holdfast.engines.redis_aio", "lupa", "holdfast.cli"} & {
+        *loaded
+    }

@@ -1,0 +1,95 @@
+"""The two faces: the same names, the same arguments, the same words."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+
+import holdfast.aio
+import holdfast.blocking
+
+CLASSES = ["Client", "Lock", "Lease", "Lost"]
+OTHER_NAME = {"close": "aclose", "__enter__": "__aenter__", "__exit__": "__aexit__"}
+SAID_DIFFERENTLY = {"on_lost"}  # under asyncio it may also be a word
+
+
+def members(cls: type) -> dict[str, Any]:
+    shown = {"__enter__", "__exit__", "__aenter__", "__aexit__"}
+    return {
+        name: member
+        for name, member in inspect.getmembers(cls)
+        if (not name.startswith("_") or name in shown) and not inspect.isclass(member)
+    }
+
+
+def test_the_modules_export_the_same() -> None:
+    assert holdfast.aio.__all__ == holdfast.blocking.__all__
+    for name in holdfast.blocking.__all__:
+        assert hasattr(holdfast.aio, name)
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_the_classes_have_the_same_members(name: str) -> None:
+    blocking = members(getattr(holdfast.blocking, name))
+    aio = members(getattr(holdfast.aio, name))
+    assert {OTHER_NAME.get(member, member) for member in blocking} == set(aio)
+    assert blocking
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_the_methods_take_the_same(name: str) -> None:
+    aio = members(getattr(holdfast.aio, name))
+    for member, method in members(getattr(holdfast.blocking, name)).items():
+        twin = aio[OTHER_NAME.get(member, member)]
+        if isinstance(method, property):
+            assert isinstance(twin, property)
+            continue
+        assert_same_parameters(method, twin)
+
+
+@pytest.mark.parametrize("name", ["connect", "lock"])
+def test_the_functions_take_the_same(name: str) -> None:
+    assert_same_parameters(getattr(holdfast.blocking, name), getattr(holdfast.aio, name))
+
+
+def assert_same_parameters(method: Any, twin: Any) -> None:
+    ours, theirs = inspect.signature(method).parameters, inspect.signature(twin).parameters
+    assert list(ours) == list(theirs), method
+    for name, parameter in ours.items():
+        assert parameter.default == theirs[name].default, (method, name)
+        assert parameter.kind == theirs[name].kind, (method, name)
+        if name not in SAID_DIFFERENTLY:
+            assert parameter.annotation == theirs[name].annotation, (method, name)
+
+
+def test_what_waits_for_the_server_is_awaited() -> None:
+    for name in CLASSES:
+        aio = members(getattr(holdfast.aio, name))
+        for member, method in members(getattr(holdfast.blocking, name)).items():
+            talks = inspect.isfunction(method) and "_driver.run" in inspect.getsource(method)
+            twin = aio[OTHER_NAME.get(member, member)]
+            if talks:
+                assert inspect.iscoroutinefunction(twin), (name, member)
+
+
+def test_the_signature_of_lock_is_the_promised_one() -> None:
+    parameters = inspect.signature(holdfast.Client.lock).parameters
+    assert {name: parameter.default for name, parameter in parameters.items() if name not in ("self", "names")} == {
+        "ttl": 30.0,
+        "wait": None,
+        "renew": True,
+        "max_hold": None,
+        "on_lost": None,
+        "label": "",
+        "cohort": 64,
+    }
+    assert parameters["names"].kind is inspect.Parameter.VAR_POSITIONAL
+    assert {name: parameter.default for name, parameter in inspect.signature(holdfast.connect).parameters.items()} == {
+        "target": None,
+        "namespace": "",
+        "timeout": 5.0,
+        "fence_retention": 3600.0,
+        "cohort": 64,
+    }
