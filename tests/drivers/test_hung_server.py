@@ -113,12 +113,11 @@ def test_held_is_never_true_after_the_deadline(connect: Any, hang: Any) -> None:
 
 def test_lease_survives_a_short_hang(connect: Any, hang: Any, admin: redis.Redis) -> None:
     face = warmed(connect, hang.url, timeout=0.5)
-    lease = face.lock("x", ttl=3).acquire(timeout=5)
-    time.sleep(0.5)
+    lease = face.lock("x", ttl=2.4).acquire(timeout=5)
     hang()
-    time.sleep(1.2)
+    time.sleep(1.2)  # the first renewal falls due, and fails
     hang.heal()
-    time.sleep(2.0)
+    time.sleep(1.5)
     assert lease.held
     assert admin.get("x") == lease.token.encode()
     lease.release()
@@ -190,10 +189,15 @@ def test_signals_that_keep_coming_do_not_stretch_the_wait(server: Server) -> Non
     with Script(code, server.url) as script:
         script.hear("ready")
         server.pause()
-        threading.Timer(4.0, server.resume).start()
+        way_out = threading.Timer(4.0, server.resume)
+        way_out.start()
         script.write("go\n")
-        script.hear("unavailable")
-        script.hear("soon")
+        try:
+            script.hear("unavailable")
+            script.hear("soon")
+        finally:
+            way_out.cancel()
+            way_out.join()
 
 
 @asyncio_test
