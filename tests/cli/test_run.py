@@ -116,6 +116,13 @@ def events_of(stderr: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in stderr.splitlines()]
 
 
+def first_line(process: subprocess.Popen[str]) -> str:
+    line: str = process.stdout.readline()
+    if not line:
+        pytest.fail(f"it said nothing and ended with {process.wait(PATIENCE_S)}: {process.stderr.read()}")
+    return line
+
+
 def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
     out, err = process.communicate(timeout=PATIENCE_S)
     return process.returncode, out, err
@@ -297,7 +304,7 @@ def test_without_a_server_it_says_once_that_locks_are_local(call):
 
 def test_a_server_that_is_gone_at_the_end_does_not_change_the_exit_code(own_server, start):
     process = start(own_server, "job", "--", "sh", "-c", "echo ready; read line; exit 4", stdin=subprocess.PIPE)
-    assert process.stdout.readline() == "ready\n"
+    assert first_line(process) == "ready\n"
     own_server.kill()
     code, _, err = ended(process)
     assert code == 4
@@ -416,7 +423,7 @@ def test_signals_reach_the_whole_process_group(server, start, tmp_path):
         "echo $1-ready; while :; do sleep 0.05; done"
     )
     process = start(server, "job", "--", "sh", str(script), "outer")
-    assert sorted(process.stdout.readline() for _ in range(2)) == ["inner-ready\n", "outer-ready\n"]
+    assert sorted(first_line(process) for _ in range(2)) == ["inner-ready\n", "outer-ready\n"]
     for name in outer:
         process.send_signal(getattr(signal, f"SIG{name}"))
         expected = {f"outer-{name}"} | ({f"inner-{name}"} if name in inner else set())
@@ -433,11 +440,12 @@ def test_what_was_ignored_stays_ignored(server, start):
         [*nohup, *CLI, "run", "--url", server.url, "job", "--", "sh", "-c", "echo ready; read line; exit 6"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
         env=environment(),
     )
     with process:
-        assert process.stdout.readline() == "ready\n"
+        assert first_line(process) == "ready\n"
         process.send_signal(signal.SIGHUP)
         process.stdin.write("go\n")
         process.stdin.close()
@@ -457,7 +465,7 @@ def test_without_a_terminal_a_stopped_command_keeps_its_lock(server, start):
         stdin=subprocess.PIPE,
         start_new_session=True,
     )
-    command = psutil.Process(int(process.stdout.readline()))
+    command = psutil.Process(int(first_line(process)))
     process.send_signal(signal.SIGTSTP)
     eventually(lambda: command.status() == psutil.STATUS_STOPPED)
     time.sleep(1.5)  # longer than the ttl
@@ -496,7 +504,7 @@ def test_the_command_is_dead_before_its_lock_ends_when_the_server_hangs(own_serv
     process = start(
         own_server, "--ttl", "3", "--json", "job", "--", sys.executable, "-c", STUBBORN, str(tmp_path / "beat")
     )
-    command = int(process.stdout.readline())
+    command = int(first_line(process))
     ends_at = client.pexpiretime("job") / 1000  # a renewal that slips in now only makes it later
     own_server.pause()
     code, _, err = ended(process)
@@ -509,7 +517,7 @@ def test_the_command_is_dead_before_its_lock_ends_when_the_server_hangs(own_serv
 def test_a_command_that_heeds_sigterm_ends_by_it_when_the_server_is_gone(own_server, start):
     script = 'trap "echo bye; exit 0" TERM; echo ready; while :; do sleep 0.05; done'
     process = start(own_server, "--ttl", "3", "job", "--", "sh", "-c", script)
-    assert process.stdout.readline() == "ready\n"
+    assert first_line(process) == "ready\n"
     own_server.kill()
     code, out, err = ended(process)
     assert (code, out) == (76, "bye\n")
@@ -521,7 +529,7 @@ def test_a_command_that_heeds_sigterm_ends_by_it_when_the_server_is_gone(own_ser
 def test_the_command_ends_when_its_key_was_deleted_or_taken(server, start, successor):
     client = server.client()
     process = start(server, "--ttl", "3", "--json", "job", "--", "sh", "-c", "echo ready; sleep 1000")
-    assert process.stdout.readline() == "ready\n"
+    assert first_line(process) == "ready\n"
     if successor:
         client.set("job", successor)
     else:
@@ -538,7 +546,7 @@ def test_the_command_ends_when_its_key_was_deleted_or_taken(server, start, succe
 
 def test_a_stubborn_command_is_killed_with_its_group_when_the_key_was_deleted(server, start, tmp_path):
     process = start(server, "--ttl", "1", "job", "--", sys.executable, "-c", STUBBORN, str(tmp_path / "beat"))
-    process.stdout.readline()
+    first_line(process)
     eventually(lambda: len(list(tmp_path.glob("beat*"))) == 2)
     server.client().delete("job")
     assert ended(process)[0] == 76
@@ -567,7 +575,7 @@ def test_max_hold_ends_the_command(server, call):
 
 def test_the_command_and_its_children_die_with_holdfast(server, start):
     process = start(server, "job", "--", "sh", "-c", "sleep 1000 & echo $$ $!; wait")
-    pids = [int(pid) for pid in process.stdout.readline().split()]
+    pids = [int(pid) for pid in first_line(process).split()]
     helpers = psutil.Process(process.pid).children()
     process.kill()
     eventually(lambda: all(is_gone(pid) for pid in [*pids, *(helper.pid for helper in helpers)]), within=5.0)
@@ -576,7 +584,7 @@ def test_the_command_and_its_children_die_with_holdfast(server, start):
 @pytest.mark.skipif(sys.platform != "linux", reason="PR_SET_PDEATHSIG is Linux's")
 def test_the_command_dies_with_holdfast_even_if_its_guard_was_killed(server, start):
     process = start(server, "job", "--", "sh", "-c", "echo $$; sleep 1000 >/dev/null 2>&1; true")
-    command = int(process.stdout.readline())
+    command = int(first_line(process))
     (guard,) = (child for child in psutil.Process(process.pid).children() if child.pid != command)
     orphans = psutil.Process(command).children()
     guard.kill()
@@ -588,7 +596,7 @@ def test_the_command_dies_with_holdfast_even_if_its_guard_was_killed(server, sta
 
 def test_the_command_is_dead_before_its_lock_ends_when_holdfast_is_stopped(server, start, tmp_path):
     process = start(server, "--ttl", "2", "job", "--", sys.executable, "-c", STUBBORN, str(tmp_path / "beat"))
-    command = int(process.stdout.readline())
+    command = int(first_line(process))
     eventually(lambda: len(list(tmp_path.glob("beat*"))) == 2)
     ends_at = server.client().pexpiretime("job") / 1000
     process.send_signal(signal.SIGSTOP)
@@ -700,8 +708,8 @@ def test_a_command_on_a_terminal_can_read_from_it_and_gets_ctrl_c_once(server, s
 
 
 def test_ctrl_c_ends_a_command_on_a_terminal(server, screen):
-    terminal = screen(*CLI, "run", "--url", server.url, "job", "--", "sh", "-c", "echo rea''dy; sleep 1000")
-    terminal.expect("ready")
+    terminal = screen(*CLI, "run", "--url", server.url, "job", "--", "sh", "-c", "echo rea''dy; exec sleep 1000")
+    terminal.expect("ready")  # exec, because a shell that is just starting a child may overhear a signal
     terminal.type("\x03")
     assert terminal.process.wait(PATIENCE_S) == 128 + signal.SIGINT
     assert server.client().exists("job") == 0

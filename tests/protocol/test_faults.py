@@ -283,3 +283,29 @@ def test_chance(seed: int) -> None:
     if crashed:
         play.run(TTL + 1)
     assert play.world.keys() == [], f"replay: pytest -k 'test_chance and {seed}'"
+
+
+def test_a_script_that_fails_half_way_leaves_no_key() -> None:
+    """What a script has written stays written: so all that can fail must come first."""
+    play = Play()
+    one = play.client("one")
+    play.world.store.execute("RPUSH", "a:hf1:fence:{a}", "no number")
+    process = play.start(one, play.cycle(one, ttl=TTL))
+    play.run(1)
+    with pytest.raises(holdfast.HoldfastError):
+        process.outcome()
+    assert play.world.keys() == []
+
+
+def test_a_cancelled_hung_release_does_not_wait_for_its_retries() -> None:
+    play = Play()
+    one = play.client("one")
+    process = play.start(one, play.cycle(one, ttl=TTL))
+    play.world.at(1_000, play.world.hang)
+    play.world.at(500_000, process.cancel)
+    play.run(1.5)
+    assert process.done, "a cancelled release must end within its grace, whatever the server does"
+    assert isinstance(process.error, Cancelled)
+    play.world.resume()
+    play.run(3)
+    assert play.world.keys() == []

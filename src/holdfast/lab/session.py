@@ -27,7 +27,7 @@ class Connection(NamedTuple):
     watched: frozenset[bytes] = frozenset()
     spoiled: bool = False  # A watched key was written. EXEC will do nothing, so what else is watched is moot.
     queue: tuple[tuple[bytes, ...], ...] | None = None  # None outside MULTI.
-    refused: bool = False  # A command could not be queued. EXEC will discard them all.
+    refused: bool = False  # A command could not be queued, so all are dropped, and EXEC will say so.
 
 
 _IDLE = Connection()
@@ -96,9 +96,10 @@ class Session:
             if self._store.oom and command.deny_oom:
                 raise ReplyError(OOM)
         except ReplyError:
-            self._state = self._state._replace(refused=True)
+            self._state = self._state._replace(queue=(), refused=True)
             raise
-        self._state = self._state._replace(queue=(*queue, line))
+        if not (self._state.refused or self._state.spoiled):  # Else it is lost already, and nothing more is kept.
+            self._state = self._state._replace(queue=(*queue, line))
         return QUEUED
 
     def _exec(self, line: tuple[bytes, ...]) -> Reply:
@@ -128,7 +129,7 @@ class Session:
             look_up(line)
         except ReplyError:
             if state.queue is not None:
-                self._state = state._replace(refused=True)
+                self._state = state._replace(queue=(), refused=True)
             raise
         if state.queue is None:
             raise ReplyError("ERR DISCARD without MULTI")
