@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import os
+import queue
 import signal
 import subprocess
 import sys
@@ -233,22 +234,30 @@ def say(*words):
             env=environment,
             cwd=ROOT,
         )
-        self._said: list[str] = []
+        self._said: queue.Queue[str | None] = queue.Queue()
+        self._listener = threading.Thread(target=self._listen, daemon=True)
+        self._listener.start()
+
+    def _listen(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self._said.put(line)
+        self._said.put(None)
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
-    def hear(self, expected: str | None = None) -> str:
-        """The next line that it says."""
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline().rstrip("\n")
-        if not line and self._process.poll() is not None:
-            raise AssertionError(f"it ended:\n{self._complaint()}")
-        if expected is not None:
-            assert line == expected, (
-                f"it said {line!r}\n{self._complaint() if self._process.poll() is not None else ''}"
-            )
+    def hear(self, expected: str | None = None, timeout: float = 20.0) -> str:
+        """The next line that it says, which must be the expected one, if there is one."""
+        try:
+            line = self._said.get(timeout=timeout)
+        except queue.Empty:
+            raise AssertionError(f"it has said nothing for {timeout:g} s, instead of {expected!r}") from None
+        if line is None:
+            raise AssertionError(f"it ended instead of saying {expected!r}:\n{self._complaint()}")
+        line = line.rstrip("\n")
+        assert expected is None or line == expected
         return line
 
     def send(self, number: signal.Signals) -> None:
@@ -262,8 +271,11 @@ def say(*words):
 
     def finish(self, timeout: float = 60.0) -> str:
         """Wait for its end, which must be a good one; the rest of what it said."""
-        out, complaint = self._process.communicate(timeout=timeout)
-        assert self._process.returncode == 0, f"it ended with {self._process.returncode}:\n{out}\n{complaint}"
+        code = self._process.wait(timeout)
+        self._listener.join(timeout)
+        out = "".join(iter(self._said.get_nowait, None))
+        complaint = self._complaint()
+        assert code == 0, f"it ended with {code}:\n{out}\n{complaint}"
         assert not complaint, complaint
         return out
 
@@ -278,6 +290,7 @@ def say(*words):
         if self._process.poll() is None:
             self._process.kill()
         self._process.wait()
+        self._listener.join(5.0)
         for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
             if stream is not None:
                 stream.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 
 import pytest
 import redis
@@ -64,6 +65,7 @@ def test_it_knows_at_once_and_touches_nobody_elses_lock(
     with Script(code, server.url) as script:
         fence = int(script.hear())
         script.send(signal.SIGSTOP)
+        time.sleep(0.8)  # a gap that it cannot overlook, and longer than its ttl
         eventually(lambda: not admin.exists("x"), what="its lease has ended on the server")
         other = client.lock("x").acquire(timeout=5) if taken else None
         script.send(signal.SIGCONT)
@@ -99,6 +101,7 @@ def test_with_block_of_a_stopped_process_ends_with_lease_lost(
     with Script(code, server.url) as script:
         script.hear("held")
         script.send(signal.SIGSTOP)
+        time.sleep(0.8)  # a gap that it cannot overlook, and longer than its ttl
         eventually(lambda: not admin.exists("x"), what="its lease has ended on the server")
         with client.lock("x") as other:
             script.send(signal.SIGCONT)
@@ -125,6 +128,7 @@ def test_body_of_a_stopped_asyncio_process_is_cancelled(
     with Script(code, server.url) as script:
         script.hear("held")
         script.send(signal.SIGSTOP)
+        time.sleep(0.8)  # a gap that it cannot overlook, and longer than its ttl
         eventually(lambda: not admin.exists("x"), what="its lease has ended on the server")
         with client.lock("x") as other:
             script.send(signal.SIGCONT)

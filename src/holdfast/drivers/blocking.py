@@ -14,6 +14,7 @@ from time import sleep
 from typing import Any, TypeVar
 
 from holdfast.drivers import clock
+from holdfast.drivers.gate import Gate
 from holdfast.engines.redis import Engine
 from holdfast.engines.target import Target
 from holdfast.lease import Hold
@@ -48,7 +49,7 @@ class Driver:
         self._starting = threading.Lock()
         _drivers.add(self)
 
-    gate = staticmethod(threading.Lock)
+    gate = Gate
 
     def run(self, protocol: fx.Effects[T], engine: Engine | None = None) -> T:
         try:
@@ -90,7 +91,8 @@ class Driver:
 
     def _perform(self, effect: fx.Effect, engine: Engine | None) -> Any:
         if isinstance(effect, fx.Enter):
-            return _pass_gate(effect.gate, effect.until)
+            assert isinstance(effect.gate, Gate)
+            return effect.gate.enter(effect.until)
         if isinstance(effect, fx.NewToken):
             return clock.new_token(effect.label)
         if isinstance(effect, fx.Caller):
@@ -154,15 +156,6 @@ class Driver:
         self.book.bell = Bell()
         self._keeper = None
         self._starting = threading.Lock()
-
-
-def _pass_gate(gate: Any, until: float | None) -> bool:
-    if gate.acquire(blocking=False):
-        return True
-    if until is None:
-        return bool(gate.acquire())
-    left = until - clock.now()
-    return left > 0 and bool(gate.acquire(timeout=min(left, threading.TIMEOUT_MAX)))
 
 
 def _wait(bell: fx.Bell | None, until: float) -> None:
