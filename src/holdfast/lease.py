@@ -73,11 +73,11 @@ class Hold:
         "token",
     )
 
-    def __init__(self, keys: Keys, terms: Terms, token: str = "", gate: Gate | None = None) -> None:
+    def __init__(self, keys: Keys, terms: Terms, gate: Gate) -> None:
         self.keys = keys
         self.terms = terms
-        self.token = token
-        self.gate = gate
+        self.gate = gate  # of its Lock object, shut as long as this hold is not over
+        self.token = ""
         self.fence = 0
         self.deadline = 0.0  # what the holder may rely on, on its own clock
         self.ends = float("inf")  # where max_hold puts an end to it

@@ -177,6 +177,51 @@ async def test_storm_beside_sixteen_tasks(server: Server, strike: Any, pause: fl
     await async_eventually(lambda: lock_keys(admin) == [], what="nothing is left")
 
 
+@pytest.mark.parametrize("kind", ["blocking", "asyncio"])
+def test_connections_killed_without_pause_delay_nobody_for_long(server: Server, kind: str) -> None:
+    # Connections die while they are being made, and in the moment in which one changes hands within the client.
+    worst = [0.0]
+
+    def note(started: float) -> None:
+        worst[0] = max(worst[0], time.monotonic() - started)
+
+    async def cycles(client: holdfast.aio.Client, name: str, until: float) -> None:
+        while time.monotonic() < until:
+            started = time.monotonic()
+            async with client.lock(name, wait=30):
+                pass
+            note(started)
+
+    async def with_tasks() -> None:
+        async with holdfast.aio.connect(server.url) as client:
+            async with client.lock("met"):
+                pass
+            with storm(kill_connections(server), 0.0) as strikes:
+                async with asyncio.TaskGroup() as group:
+                    for number in range(4):
+                        group.create_task(cycles(client, f"own{number}", time.monotonic() + 2.5))
+            assert strikes[0] > 20
+
+    def with_a_thread() -> None:
+        with holdfast.connect(server.url) as client:
+            with client.lock("met"):
+                pass
+            with storm(kill_connections(server), 0.0) as strikes:
+                until = time.monotonic() + 1.5
+                while time.monotonic() < until:
+                    started = time.monotonic()
+                    with client.lock("own", wait=30):
+                        pass
+                    note(started)
+            assert strikes[0] > 20
+
+    if kind == "asyncio":
+        asyncio.run(with_tasks())
+    else:
+        with_a_thread()
+    assert worst[0] < 3.0, f"somebody waited {worst[0]:.1f} s although the server was there all the time"
+
+
 @pytest.fixture
 def mortal() -> Iterator[Server]:
     """A server of one's own, to be killed."""

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import os
+import select
 import shutil
+import socket
+import ssl
 import subprocess
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 import redis
 import redis.asyncio
 from tests.servers import Server, find_binary, free_port
-from tests.support import AioFace, lock_keys
+from tests.support import AioFace, lock_keys, took
 
 import holdfast
 
@@ -37,6 +42,10 @@ def redis_client(connect: Any, url: str, **options: Any) -> Any:
     return (redis.Redis if connect.kind == "blocking" else redis.asyncio.Redis).from_url(url, **options)
 
 
+def in_database(number: int, **settings: Any) -> redis.Redis:
+    return redis.Redis(db=number, **settings)
+
+
 @pytest.mark.parametrize("protocol", [2, 3])
 @pytest.mark.parametrize("decode_responses", [True, False])
 def test_client_with_any_decoding_and_protocol(
@@ -45,9 +54,11 @@ def test_client_with_any_decoding_and_protocol(
     theirs = redis_client(connect, url, decode_responses=decode_responses, protocol=protocol)
     check_works(connect(theirs), admin)
     # Its pool is the user's: nothing is taken from it, and nothing is left in it.
-    assert theirs.connection_pool.get_connection_count()[0][0] == 0 if hasattr(
-        theirs.connection_pool, "get_connection_count"
-    ) else True
+    assert (
+        theirs.connection_pool.get_connection_count()[0][0] == 0
+        if hasattr(theirs.connection_pool, "get_connection_count")
+        else True
+    )
 
 
 def test_closing_leaves_the_users_client_alone(url: str) -> None:
@@ -65,15 +76,14 @@ def locked_server() -> Iterator[Server]:
 
 
 def test_password_and_database(connect: Any, locked_server: Server) -> None:
-    from urllib.parse import quote
-
-    admin = locked_server.client(db=3)
     port = locked_server.port
+    admin = in_database(3, port=port, password=PASSWORD)
     check_works(connect(f"redis://:{quote(PASSWORD, safe='')}@127.0.0.1:{port}/3"), admin)
     check_works(connect(f"valkey://default:{quote(PASSWORD, safe='')}@127.0.0.1:{port}/3"), admin)
     theirs = redis_client(connect, f"redis://127.0.0.1:{port}/3", password=PASSWORD)
     check_works(connect(theirs), admin)
-    assert lock_keys(locked_server.client(db=0)) == []
+    admin.close()
+    assert lock_keys(locked_server.client()) == []
 
 
 def test_user_of_an_acl_who_may_do_only_what_is_needed(connect: Any, server: Server, admin: redis.Redis) -> None:
@@ -116,12 +126,54 @@ def test_unix_socket(connect: Any) -> None:
         admin = server.client()
         check_works(connect(f"unix://{server.path}"), admin)
         check_works(connect(redis_client(connect, server.url)), admin)
-        check_works(connect(f"unix://{server.path}?db=2"), server.client(db=2))
+        with in_database(2, unix_socket_path=server.path) as admin:
+            check_works(connect(f"unix://{server.path}?db=2"), admin)
+
+
+class TlsRelay:
+    """A loopback port that speaks TLS in front of one that does not, for server builds that cannot."""
+
+    def __init__(self, port: int, certificate: str, key: str) -> None:
+        self._upstream = port
+        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self._context.load_cert_chain(certificate, key)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self._threads = [threading.Thread(target=self._accept, daemon=True)]
+        self._threads[0].start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                plain, _ = self._listener.accept()
+            except OSError:
+                return
+            self._threads.append(threading.Thread(target=self._relay, args=(plain,), daemon=True))
+            self._threads[-1].start()
+
+    def _relay(self, plain: socket.socket) -> None:
+        # One thread for both directions, because two may not use the same TLS session at once.
+        with plain, socket.create_connection(("127.0.0.1", self._upstream)) as far:
+            try:
+                with self._context.wrap_socket(plain, server_side=True) as near:
+                    while True:
+                        ready = [near] if near.pending() else select.select([near, far], [], [])[0]
+                        for source in ready:
+                            data = source.recv(65536)
+                            if not data:
+                                return
+                            (far if source is near else near).sendall(data)
+            except OSError:
+                pass  # the client went away, or did not like our certificate
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
 
 
 @pytest.fixture(scope="module")
-def secure() -> Iterator[tuple[Server, str, int]]:
-    """A server that speaks TLS, its certificate, and its port."""
+def certificate() -> Iterator[tuple[str, str]]:
+    """A self-signed certificate for localhost, and its key."""
     if shutil.which("openssl") is None:
         pytest.skip("needs the openssl command to make a certificate")
     folder = Path(tempfile.mkdtemp(prefix="hf-tls-"))
@@ -135,18 +187,32 @@ def secure() -> Iterator[tuple[Server, str, int]]:
             check=True,
             capture_output=True,
         )
-        port = free_port()
-        try:
-            server = Server(
-                *("--tls-port", str(port), "--tls-cert-file", certificate, "--tls-key-file", key),
-                *("--tls-ca-cert-file", certificate, "--tls-auth-clients", "no"),
-            )
-        except RuntimeError as error:
-            pytest.skip(f"{os.path.basename(find_binary())} was built without TLS: {str(error)[-200:]}")
-        with server:
-            yield server, certificate, port
+        yield certificate, key
     finally:
         shutil.rmtree(folder)
+
+
+@pytest.fixture(params=["server", "relay"])
+def secure(
+    request: pytest.FixtureRequest, certificate: tuple[str, str], server: Server
+) -> Iterator[tuple[Server, str, int]]:
+    """A server that speaks TLS, itself or through a relay; the certificate to trust; the port."""
+    trusted, key = certificate
+    if request.param == "relay":
+        relay = TlsRelay(server.port, trusted, key)
+        yield server, trusted, relay.port
+        relay.close()
+        return
+    port = free_port()
+    try:
+        speaker = Server(
+            *("--tls-port", str(port), "--tls-cert-file", trusted, "--tls-key-file", key),
+            *("--tls-ca-cert-file", trusted, "--tls-auth-clients", "no"),
+        )
+    except RuntimeError:
+        pytest.skip(f"{os.path.basename(find_binary())} was built without TLS; the relay stands in for it")
+    with speaker:
+        yield speaker, trusted, port
 
 
 def test_tls(connect: Any, secure: tuple[Server, str, int]) -> None:
@@ -164,8 +230,6 @@ def test_tls_with_an_unknown_certificate_is_refused(connect: Any, secure: tuple[
 
 
 def test_tls_wait_ends_in_time_on_a_hung_server(connect: Any, secure: tuple[Server, str, int]) -> None:
-    from tests.support import took
-
     server, certificate, port = secure
     face = connect(f"rediss://localhost:{port}/0?ssl_ca_certs={certificate}")
     with face.lock("x"):

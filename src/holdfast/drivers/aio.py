@@ -37,6 +37,34 @@ class Bell(asyncio.Event):
     ring = asyncio.Event.set
 
 
+class Gate:
+    """A mutex between tasks that knows who has passed."""
+
+    __slots__ = ("_lock", "_passed")
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+        self._passed: Hold | None = None
+
+    def locked(self) -> bool:
+        return self._lock.locked()
+
+    async def enter(self, hold: Hold, until: float | None) -> bool:
+        try:
+            # An open gate is passed at once, even without any time left.
+            async with asyncio.timeout(None if until is None else until - clock.now()):
+                await self._lock.acquire()
+        except TimeoutError:
+            return False
+        self._passed = hold
+        return True
+
+    def leave(self, hold: Hold) -> None:
+        if self._passed is hold:
+            self._passed = None
+            self._lock.release()
+
+
 class Driver:
     """Runs protocols for one client: its engine, its keeper and its book."""
 
@@ -52,7 +80,7 @@ class Driver:
         self._loop: asyncio.AbstractEventLoop | None = None
         _drivers.add(self)
 
-    gate = staticmethod(asyncio.Lock)
+    gate = Gate
 
     async def run(self, protocol: fx.Effects[T], engine: Engine | None = None) -> T:
         loop = asyncio.get_running_loop()
@@ -94,7 +122,8 @@ class Driver:
         if isinstance(effect, fx.Call):
             return await engine.submit(effect.step, effect.timeout)
         if isinstance(effect, fx.Enter):
-            return await _pass_gate(effect.gate, effect.until)
+            assert isinstance(effect.gate, Gate)
+            return await effect.gate.enter(effect.hold, effect.until)
         if isinstance(effect, fx.NewToken):
             return clock.new_token(effect.label)
         if isinstance(effect, fx.Caller):
@@ -194,16 +223,6 @@ async def _outlast(reply: asyncio.Future[Any], engine: Engine) -> asyncio.Cancel
                 cancelled = error
                 asyncio.get_running_loop().call_later(GRACE, engine.expire, reply, GRACE)
     return cancelled
-
-
-async def _pass_gate(gate: Any, until: float | None) -> bool:
-    if until is None:
-        return bool(await gate.acquire())
-    try:
-        async with asyncio.timeout(until - clock.now()):  # an open gate is passed at once, even without any time left
-            return bool(await gate.acquire())
-    except TimeoutError:
-        return False
 
 
 async def _wait(bell: fx.Bell | None, until: float) -> None:

@@ -92,7 +92,7 @@ class Driver:
     def _perform(self, effect: fx.Effect, engine: Engine | None) -> Any:
         if isinstance(effect, fx.Enter):
             assert isinstance(effect.gate, Gate)
-            return effect.gate.enter(effect.until)
+            return effect.gate.enter(effect.hold, effect.until)
         if isinstance(effect, fx.NewToken):
             return clock.new_token(effect.label)
         if isinstance(effect, fx.Caller):

@@ -161,7 +161,6 @@ class Process:
         self._routine = routine
         self._pending: object | None = None  # what it waits for; whoever answers must show the same
         self._shielded = False
-        self._gate: Gate | None = None  # at which it waits
         machine.processes.append(self)
 
     def __repr__(self) -> str:
@@ -216,7 +215,6 @@ class Process:
                 return
             pending = self._pending = object()
             self._shielded = False
-            self._gate = None
             advance, value = self._routine.send, self._perform(effect, pending)
             if value is pending:
                 return
@@ -233,8 +231,6 @@ class Process:
         if self.cancel_noted:
             if not self._shielded:
                 self.cancel_noted = False
-                if self._gate is not None and value is True:
-                    self._gate.release()  # it was let in, but will not enter
                 value = self._stop()
             elif isinstance(value, fx.StepFailed):
                 value = fx.Interrupted()  # it had its chance; the caller will not wait for another try
@@ -298,9 +294,8 @@ class Process:
             self._answer(pending, True)
             return True
 
-        if gate.pass_or_queue(offer):
+        if gate.pass_or_queue(effect.hold, offer):
             return True
-        self._gate = gate
         if effect.until is not None:
             if effect.until * 1e6 <= self.world.now_us:
                 self._pending = None

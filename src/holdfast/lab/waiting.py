@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
+from holdfast.lease import Hold
+
 __all__ = ["Bell", "Gate"]
 
 
@@ -29,24 +31,25 @@ class Gate:
     """A mutex within a machine. It passes to the first who waits; one who has left in the meantime says so."""
 
     def __init__(self) -> None:
-        self._shut = False
-        self._waiting: deque[Callable[[], bool]] = deque()
+        self._passed: Hold | None = None
+        self._waiting: deque[tuple[Hold, Callable[[], bool]]] = deque()
 
     def locked(self) -> bool:
-        return self._shut
+        return self._passed is not None
 
-    def pass_or_queue(self, offer: Callable[[], bool]) -> bool:
+    def pass_or_queue(self, hold: Hold, offer: Callable[[], bool]) -> bool:
         """Pass now, or be offered the gate later; the offer says whether it was taken."""
-        if self._shut:
-            self._waiting.append(offer)
+        if self._passed is not None:
+            self._waiting.append((hold, offer))
             return False
-        self._shut = True
+        self._passed = hold
         return True
 
-    def release(self) -> None:
-        if not self._shut:
-            raise RuntimeError("a gate that is open was released")
-        while self._waiting:
-            if self._waiting.popleft()():
-                return
-        self._shut = False
+    def leave(self, hold: Hold) -> None:
+        if self._passed is not hold:
+            return
+        self._passed = None
+        while self._waiting and self._passed is None:
+            self._passed, offer = self._waiting.popleft()
+            if not offer():
+                self._passed = None

@@ -111,9 +111,11 @@ class Bell(Protocol):
 
 
 class Gate(Protocol):
-    """A mutex within the process. It is entered through ``Enter`` and left directly, from any thread."""
+    """A mutex within the process. A hold enters it through ``Enter``; anybody may open it on that hold's behalf."""
 
-    def release(self) -> None: ...
+    def leave(self, hold: Hold) -> None:
+        """Open it, if that hold has passed; else do nothing."""
+
     def locked(self) -> bool: ...
 
 
@@ -140,9 +142,10 @@ class Wait(NamedTuple):
 
 
 class Enter(NamedTuple):
-    """Pass the gate, by that time (None: whenever). The reply says whether it was passed."""
+    """Let the hold pass the gate, by that time (None: whenever). The reply says whether it did."""
 
     gate: Gate
+    hold: Hold
     until: float | None
 
 
@@ -183,7 +186,7 @@ class Attach(NamedTuple):
 
 
 class Detach(NamedTuple):
-    """The block ends, with that error. The reply: the error, less a cancellation of the driver's; and if there was one."""
+    """The block ends, with that error. The reply: the error, less a cancellation of the driver's, and if that was."""
 
     hold: Hold
     block: Any
@@ -218,8 +221,8 @@ def wait(bell: Bell | None, until: float) -> Effects[None]:
     yield Wait(bell, until)
 
 
-def enter(gate: Gate, until: float | None) -> Effects[bool]:
-    passed: bool = yield Enter(gate, until)
+def enter(gate: Gate, hold: Hold, until: float | None) -> Effects[bool]:
+    passed: bool = yield Enter(gate, hold, until)
     return passed
 
 

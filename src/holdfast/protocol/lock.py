@@ -103,25 +103,29 @@ class BaseLock(Generic[L]):
         if self._life != self._driver.life:
             self._begin_life()
         gate = self._gate
-        if not (yield from enter(gate, until)):
-            return None
-        hold = None
+        hold = Hold(self._keys, self._terms, gate)
         try:
-            token = yield from new_token(self._terms.label)
-            hold = Hold(self._keys, self._terms, token, gate)
-            if (yield from mutex.acquire(hold, until)):
-                self._driver.admit(hold)
-                self._lease = lease = self._lease_class(self._driver, hold)
-                if self._terms.on_lost == "cancel":
-                    yield from attach(hold)
-                return lease
+            if (yield from enter(gate, hold, until)):
+                hold.token = yield from new_token(self._terms.label)
+                if (yield from mutex.acquire(hold, until)):
+                    self._lease = lease = self._lease_class(self._driver, hold)
+                    self._driver.admit(hold)
+                    if self._terms.on_lost == "cancel":
+                        yield from attach(hold)
+                    return lease
+                gate.leave(hold)
         except STOPPED:
-            gate.release()
-            if hold is not None and hold.phase is HELD:  # interrupted between the grant and our return
-                self._driver.book.leave(hold)
-                yield from mutex.settle(hold)
+            try:
+                if hold.phase is HELD:  # interrupted between the grant and our return
+                    self._driver.book.leave(hold)
+                    yield from mutex.settle(hold)
+            finally:
+                try:
+                    gate.leave(hold)
+                except STOPPED:  # a signal handler struck on the threshold
+                    gate.leave(hold)
+                    raise
             raise
-        gate.release()
         return None
 
     def _release(self) -> Effects[None]:
@@ -214,8 +218,11 @@ def release_lease(lease: BaseLease) -> Effects[None]:
         raise
     finally:
         if ours:
-            if hold.gate is not None:
-                hold.gate.release()
+            try:
+                hold.gate.leave(hold)
+            except STOPPED:  # a signal handler struck on the threshold
+                hold.gate.leave(hold)
+                raise
             for bell in list(hold.bells):
                 bell.ring()
 
