@@ -52,21 +52,22 @@ def locate(url: str) -> Location:
     if scheme == "local":
         return _locate_local(rest, shown)
     try:
-        parts = urlsplit(f"{_REDIS_SCHEMES[scheme]}://{rest}")
+        redis_url = f"{_REDIS_SCHEMES[scheme]}://{rest}"
+        parts = urlsplit(redis_url)
         port = parts.port
     except ValueError:  # its text quotes the URL, password and all
         raise InvalidConfig(f"URL {shown!r}", "its host or port cannot be read; percent-encode the password") from None
     if scheme == "unix":
         if not parts.path:
             raise InvalidConfig(f"URL {shown!r}", "it names no socket; write unix:///path/to/socket")
-        return Location("redis", f"unix://{unquote(parts.path)}", redis_url=parts.geturl())
+        return Location("redis", f"unix://{unquote(parts.path)}", redis_url=redis_url)
     if not parts.hostname:
         raise InvalidConfig(f"URL {shown!r}", f"it names no host; write {scheme}://host:6379/0")
     database = parts.path.strip("/")
     if database and not database.isdigit():
         raise InvalidConfig(f"URL {shown!r}", "the database after the host is a number, such as /0")
     address = f"{scheme}://{parts.hostname}:{6379 if port is None else port}/{database or 0}"
-    return Location("redis", address, redis_url=parts.geturl())
+    return Location("redis", address, redis_url=redis_url)
 
 
 def _locate_local(rest: str, shown: str) -> Location:

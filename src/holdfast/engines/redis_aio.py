@@ -175,6 +175,9 @@ class Engine:
         connection = self._target.connection(self._timeout, extra)
         try:
             await connection.connect()
+            # Between redis-py's handshake and our taking over, the end of the connection is told to nobody of ours.
+            if connection._writer.transport.is_closing() or connection._reader.at_eof():
+                raise ConnectionResetError("the server closed the connection")
         except BaseException:
             await connection.disconnect(nowait=True)
             raise

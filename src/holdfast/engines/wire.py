@@ -81,7 +81,7 @@ def refusal(reply: Exception, address: str) -> StepFailed:
             "choose another name, or a namespace (Redisson keeps its locks in hashes, for one)",
         )
         return _failed(error, reply, sent=False, retry=False)
-    if "NOPERM" in text or "can't run this command" in text:  # an ACL, also as told from inside a script
+    if any(word in text for word in ("NOPERM", "ACL failure", "can't run this command")):  # also from inside a script
         code = "NOPERM"
     what, advice = _PASSING.get(code) or _LASTING.get(code) or (f"it answered {code}", "See the cause")
     # An answer that we do not know may come from the middle of a script, so what was written before it counts.

@@ -1,0 +1,144 @@
+"""A password appears nowhere in an error of ours, however broken the URL is that it came in."""
+
+from __future__ import annotations
+
+import traceback
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+import redis
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from tests.servers import Server, free_port
+
+import holdfast
+import holdfast.aio
+
+# Long and odd enough that finding it is no accident, and mixed with what breaks URLs.
+CORE = "s3kr1t"
+breakers = st.text(st.sampled_from(" \t@:/?#[]{}%&=\\'\"\u00e4\u2028;,+"), max_size=6)
+passwords = st.builds(lambda before, after: f"{before}{CORE}{after}", breakers, breakers)
+
+shapes = st.sampled_from(
+    [
+        "redis://user:{0}@localhost:1/0",
+        "redis://:{0}@localhost:1/0",
+        "rediss://user:{0}@localhost:1/0",
+        "valkey://user:{0}@localhost:1",
+        "redis://user:{0}@localhost:port/0",
+        "redis://user:{0}@localhost:99999/0",
+        "redis://user:{0}@localhost/db",
+        "redis://user:{0}@/0",
+        "redis://user:{0}@",
+        "redis://user:{0}",
+        "redis://:{0}",
+        "redis://{0}",
+        "redis://{0}@localhost:1",
+        "redis://[{0}@localhost:1",
+        "redis://user:{0}@[::1/0",
+        "redis:/user:{0}@localhost",
+        "redis:user:{0}@localhost",
+        "user:{0}@localhost:6379",
+        "http://user:{0}@localhost",
+        "red is://user:{0}@localhost",
+        "redis://localhost:1/0?password={0}",
+        "redis://localhost:1/0?password={0}&socket_timeout=soon",
+        "redis://localhost:1/0?socket_timeout=soon&password={0}",
+        "redis://localhost:1/0?username={0}&max_connections=many",
+        "redis://localhost:1/0?ssl_password={0}&socket_timeout=soon",
+        "redis://user:{0}@localhost:1/0?socket_timeout={0}",
+        "unix://user:{0}@/nowhere/socket",
+        "unix://user:{0}@",
+        "unix:///nowhere/socket?password={0}&db=many",
+        "redis+sentinel://user:{0}@localhost/mymaster",
+        "redlock://user:{0}@localhost",
+        "{0}://localhost",
+        "{0}",
+    ]
+)
+
+
+def all_that_is_shown(error: BaseException) -> str:
+    """Every text in which an error could end up in a log, causes and contexts included."""
+    seen: list[str] = []
+    link: BaseException | None = error
+    while link is not None:
+        seen += [str(link), repr(link), repr(link.args), repr(vars(link))]
+        link = link.__cause__ or link.__context__
+    return "\n".join([*seen, *traceback.format_exception(error)])
+
+
+def try_to_lock(url: str) -> BaseException | None:
+    client: Any = None
+    try:
+        client = holdfast.connect(url, timeout=0.2)
+        assert CORE not in repr(client)
+        lock = client.lock("x", wait=0)
+        assert CORE not in repr(lock)
+        with lock:
+            pass
+    except holdfast.HoldfastError as error:
+        return error
+    finally:
+        if client is not None:
+            client.close()
+    return None
+
+
+@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(shapes, passwords, st.booleans())
+@example("redis://u:{0}@host:notaport/0", f"my {CORE}", False)
+@example("redis://:{0}", CORE, False)
+@example("redis://h/0?password={0}&socket_timeout=abc", f"a {CORE}", False)
+def test_no_malformed_url_gives_its_password_away(shape: str, password: str, quoted: bool) -> None:
+    url = shape.format(quote(password, safe="") if quoted else password)
+    error = try_to_lock(url)
+    assert error is not None, "there is no server at any of these"
+    # A name in the place of the host is not a secret, and has to be shown for the error to be of use.
+    if shape.startswith(("redis://{0}", "{0}")) and "@" not in url:
+        return
+    assert CORE not in all_that_is_shown(error)
+
+
+def test_wrong_password_is_not_shown(connect: Any) -> None:
+    with Server("--requirepass", "another") as server:
+        url = server.url.replace("//", f"//default:{CORE}@")
+        with pytest.raises(holdfast.Unavailable) as caught:
+            connect(url).lock("x").acquire(timeout=1)
+        assert CORE not in all_that_is_shown(caught.value)
+
+
+def test_password_of_a_client_that_was_handed_over_is_not_shown(connect: Any) -> None:
+    make = redis.Redis if connect.kind == "blocking" else __import__("redis.asyncio").asyncio.Redis
+    theirs = make(host="127.0.0.1", port=free_port(), username="user", password=CORE)
+    face = connect(theirs)
+    with pytest.raises(holdfast.Unavailable) as caught:
+        face.lock("x").acquire(timeout=1)
+    assert CORE not in all_that_is_shown(caught.value)
+    assert CORE not in repr(face.client)
+
+
+def test_password_and_token_are_shown_by_nothing_that_people_print(connect: Any) -> None:
+    with Server("--requirepass", CORE) as server:
+        face = connect(server.url.replace("//", f"//:{CORE}@"))
+        lock = face.lock("x")
+        lease = lock.acquire(timeout=5)
+        real = getattr(lease, "_real", lease)
+        secret = lease.token.rpartition(".")[2]
+        for shown in (repr(face.client), repr(lock), repr(real), str(real), f"{real}"):
+            assert CORE not in shown
+            assert secret not in shown
+        server.client().delete("x")
+        with pytest.raises(holdfast.LeaseLost) as caught:
+            lease.release()
+        assert secret not in all_that_is_shown(caught.value)
+
+
+@pytest.mark.parametrize("variable", [f"redis://user:{CORE}@localhost:port/0", f"http://user:{CORE}@localhost"])
+def test_password_in_the_environment_is_not_shown(monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
+    monkeypatch.setenv("HOLDFAST_URL", variable)
+    with pytest.raises(holdfast.HoldfastError) as caught:
+        holdfast.connect()
+    # Without the source line, in which this test itself says it.
+    assert CORE not in str(caught.value) + repr(caught.value)
