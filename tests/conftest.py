@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import redis
-from tests.proxy import Proxy
-from tests.servers import Server
-from tests.support import FACES
 
 import holdfast
 from holdfast.lua import SCRIPTS
+from tests.proxy import Proxy
+from tests.servers import Server
+from tests.support import FACES
 
 
 @pytest.fixture(scope="session")

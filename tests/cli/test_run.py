@@ -20,7 +20,7 @@ import pytest
 
 import holdfast
 from holdfast.cli import main, parse_duration
-from holdfast.cli.run import margins
+from holdfast.cli.supervise import margins
 from tests.servers import Server, free_port
 
 PATIENCE_S = 20.0

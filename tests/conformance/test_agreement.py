@@ -65,7 +65,7 @@ async def act(api: Any, action: str, lock: Any, leases: list[Any], number: int) 
         return "a lease" if got else repr(got)
     if action in ("release", "locked"):
         return repr(await getattr(lock, action)())
-    if action == "with" or action == "with_error":
+    if action in ("with", "with_error"):
         async with lock as inner:
             if action == "with_error":
                 raise ZeroDivisionError

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import redis
-from tests.servers import free_port
-from tests.support import took
 
 import holdfast
 import holdfast.aio
+from tests.servers import free_port
+from tests.support import took
 
 BAD_NAMES = {
     "empty": "",
@@ -53,7 +53,9 @@ def test_good_name(face: Any, admin: redis.Redis, name: str) -> None:
         assert admin.get(name) == lease.token.encode()
 
 
-@pytest.mark.parametrize("namespace", [5, b"x", "a\nb", "a:hf1:", "x" * 600, "\ud800"], ids=lambda value: repr(value)[:12])
+@pytest.mark.parametrize(
+    "namespace", [5, b"x", "a\nb", "a:hf1:", "x" * 600, "\ud800"], ids=lambda value: repr(value)[:12]
+)
 def test_bad_namespace(connect: Any, url: str, namespace: Any) -> None:
     with pytest.raises(holdfast.HoldfastError):
         connect(url, namespace=namespace)

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import redis
-from tests.support import asyncio_test, lock_keys
 
 import holdfast
 import holdfast.aio
+from tests.support import asyncio_test, lock_keys
 
 
 class Broken(Exception):

@@ -8,16 +8,15 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 import pytest
 import redis
-from tests.proxy import HOLD, Proxy, delay
-from tests.servers import Server
-from tests.support import Script, async_eventually, asyncio_test, connections_of, lock_keys, took
 
 import holdfast
 import holdfast.aio
+from tests.proxy import HOLD, Proxy, delay
+from tests.servers import Server
+from tests.support import Script, async_eventually, asyncio_test, connections_of, lock_keys, took
 
 STEPS = range(41)
 

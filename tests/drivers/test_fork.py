@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 import redis
-from tests.servers import Server
-from tests.support import Script, asyncio_test, eventually, lock_keys
 
 import holdfast
 import holdfast.aio
+from tests.servers import Server
+from tests.support import Script, asyncio_test, eventually, lock_keys
 
 # Forking a process that has threads is deprecated since Python 3.12, and yet it is what these tests are about.
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")

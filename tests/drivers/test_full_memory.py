@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import redis
-from tests.proxy import LOSE_REPLY, Proxy
-from tests.support import eventually, lock_keys, took
 
 import holdfast
+from tests.proxy import LOSE_REPLY, Proxy
+from tests.support import eventually, lock_keys, took
 
 
 def fill_up(admin: redis.Redis) -> None:

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 import redis
-from tests.proxy import Proxy, dribble
-from tests.servers import Server
-from tests.support import Script, asyncio_test, async_eventually, eventually, lock_keys, took
 
 import holdfast
 import holdfast.aio
+from tests.proxy import Proxy, dribble
+from tests.servers import Server
+from tests.support import Script, async_eventually, asyncio_test, eventually, lock_keys, took
 
 SOON = 2.5
 

@@ -12,6 +12,7 @@ import time
 
 import pytest
 import redis
+
 from tests.proxy import Proxy, delay
 from tests.servers import Server
 from tests.support import Script, eventually, lock_keys

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 import redis
-from tests.proxy import HOLD, LOSE_REPLY, LOSE_REQUEST, MUTE_REPLY, Proxy, cut_at
-from tests.support import eventually, lock_keys, took
 
 import holdfast
+from tests.proxy import HOLD, LOSE_REPLY, LOSE_REQUEST, MUTE_REPLY, Proxy, cut_at
+from tests.support import eventually, lock_keys, took
 
 
 def warmed(connect: Any, proxy: Proxy, **options: Any) -> Any:

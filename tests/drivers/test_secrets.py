@@ -10,10 +10,10 @@ import pytest
 import redis
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from tests.servers import Server, free_port
 
 import holdfast
 import holdfast.aio
+from tests.servers import Server, free_port
 
 # Long and odd enough that finding it is no accident, and mixed with what breaks URLs.
 CORE = "s3kr1t"

@@ -7,10 +7,10 @@ import time
 
 import pytest
 import redis
-from tests.servers import Server
-from tests.support import Script, eventually, lock_keys
 
 import holdfast
+from tests.servers import Server
+from tests.support import Script, eventually, lock_keys
 
 BLOCKING = """
 client = holdfast.connect(url)

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 import redis
-from tests.servers import Server
-from tests.support import async_eventually, asyncio_test, eventually, lock_keys
 
 import holdfast
 import holdfast.aio
+from tests.servers import Server
+from tests.support import async_eventually, asyncio_test, eventually, lock_keys
 
 SECONDS = 1.5
 

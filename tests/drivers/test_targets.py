@@ -18,10 +18,10 @@ from urllib.parse import quote
 import pytest
 import redis
 import redis.asyncio
-from tests.servers import Server, find_binary, free_port
-from tests.support import AioFace, lock_keys, took
 
 import holdfast
+from tests.servers import Server, find_binary, free_port
+from tests.support import AioFace, lock_keys, took
 
 PASSWORD = "p@ss:word/with#everything"
 

@@ -122,7 +122,7 @@ def test_a_lost_reply_to_release_is_unknown_after_the_deadline() -> None:
     play = Play()
 
     def fate(message: Message) -> Fate | None:
-        return Fate(reply_lost=True) if 0 < message.number and play.world.now_us < 1_300_000 else None
+        return Fate(reply_lost=True) if message.number > 0 and play.world.now_us < 1_300_000 else None
 
     play.doom(fate)
     one = play.client("one")

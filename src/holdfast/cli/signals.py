@@ -1,0 +1,87 @@
+"""Signals for ``holdfast run``: kept until they can be passed on, or taken as a reason to stop waiting."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+from typing import Final
+
+__all__ = ["ENDING", "PASSING", "Inbox", "Signalled"]
+
+ENDING: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+PASSING: Final = (signal.SIGWINCH, signal.SIGTSTP, signal.SIGCONT)  # these mean nothing before there is a command
+
+
+class Signalled(KeyboardInterrupt):
+    """A signal came while we waited for the lock. A KeyboardInterrupt, so that the attempt leaves no key behind."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__()
+        self.signum = signum
+
+
+class Inbox:
+    """Signals and other reasons to wake up, for the main thread."""
+
+    def __init__(self) -> None:
+        self._interrupts = False
+        self._signals: deque[int] = deque()
+        self._read, self._write = os.pipe()
+        os.set_blocking(self._read, False)
+        os.set_blocking(self._write, False)
+        signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+        self._take_on((*ENDING, signal.SIGCHLD))
+
+    def _take_on(self, signals: Sequence[signal.Signals]) -> None:
+        for signum in signals:
+            # What was ignored when we came stays so (nohup, a background job of a script), but a parent that ignores
+            # SIGCHLD would keep us from learning how the command ended.
+            if signum is signal.SIGCHLD or signal.getsignal(signum) is not signal.SIG_IGN:
+                signal.signal(signum, self._receive)
+
+    def begin_passing(self) -> None:
+        """From now on there is a command to pass signals on to."""
+        self._take_on(PASSING)
+        # While the command has the terminal we are in its background, where a message of ours could stop us.
+        signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+
+    def _receive(self, signum: int, frame: FrameType | None) -> None:
+        if self._interrupts and signum in ENDING:
+            self._interrupts = False  # once: what it sets off, the removal of a key, must not be cut short
+            raise Signalled(signum)
+        if signum != signal.SIGCHLD:
+            self._signals.append(signum)
+
+    @contextmanager
+    def interrupting(self) -> Iterator[None]:
+        """Within, a signal raises Signalled."""
+        self._interrupts = True
+        try:
+            for signum in self.take():  # it came before
+                if signum in ENDING:
+                    raise Signalled(signum)
+            yield
+        finally:
+            self._interrupts = False
+
+    def take(self) -> list[int]:
+        signals = []
+        while self._signals:
+            signals.append(self._signals.popleft())
+        return signals
+
+    def ring(self) -> None:
+        try:
+            os.write(self._write, b"\0")
+        except OSError:
+            pass  # so full that it rings anyway, or closed because all is over
+
+    def wait(self, timeout: float) -> None:
+        ready, _, _ = select.select([self._read], [], [], max(0.0, timeout))
+        if ready:
+            os.read(self._read, 4096)

@@ -1,0 +1,366 @@
+"""``holdfast run NAME... -- COMMAND``: a command that runs while it holds a lock, and not a moment longer.
+
+Theory of operation. The main thread sits in one loop until the command ends. It wakes for signals, which it passes
+on; for news of the command; for the loss of a lease; and at least every second, because a sleeping thread does not
+notice that its machine was suspended. Each time round it compares what is left of the lease with two margins:
+
+    remaining < a third of the ttl (at most 10 s)    renewal has been failing for a while: SIGTERM
+    remaining < a tenth of the ttl (at most 1 s)     SIGKILL, so that the command is dead before its lock is free
+    remaining < half of that                         the guard's turn, should we not have got round to it
+
+A lease that is renewed at a third of its ttl never has less than about half of it left, so a healthy one is far from
+all of them. A lease whose key was taken or deleted is lost already: SIGTERM at once, SIGKILL after a short grace.
+At ``--max-hold`` the command gets SIGTERM, and the lock is renewed until it has really ended.
+
+Several names are taken one after the other, in sorted order, so that two who want the same ones cannot wait for each
+other; they are given back in reverse.
+
+What ``--json`` says: waiting, acquired, busy, unavailable, lost, exited and released; and, where people are told more,
+local (no server was named), keeping (--at-least), suspended (Ctrl-Z) and unreleased (the server was gone at the end).
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import warnings
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from holdfast.blocking import Client, Lease, Lock
+from holdfast.cli import BUSY, LOST, UNAVAILABLE, USAGE, Voice
+from holdfast.cli.child import Child, Ended, Stopped
+from holdfast.cli.signals import ENDING, Inbox, Signalled
+from holdfast.drivers.clock import now
+from holdfast.errors import HoldfastError, LeaseLost, NotAcquired, NotHeld, ServerSilent, Unavailable, Unsupported
+
+__all__ = ["Margins", "Run", "margins"]
+
+TICK_S: Final = 1.0
+GROUP_TICK_S: Final = 0.02
+LONGEST_NOTICE_S: Final = 10.0
+LONGEST_GRACE_S: Final = 2.0
+NOT_EXECUTABLE: Final = 126
+NOT_FOUND: Final = 127
+
+
+class Margins(NamedTuple):
+    """How many seconds before the end of the lease what is done about it."""
+
+    notice: float  # SIGTERM
+    last: float  # SIGKILL
+    grace: float  # between the two where the lease is gone already
+
+
+def margins(ttl: float) -> Margins:
+    return Margins(min(ttl / 3, LONGEST_NOTICE_S), min(ttl / 10, 1.0), min(ttl / 3, LONGEST_GRACE_S))
+
+
+class Doom(NamedTuple):
+    """The command must end, and by when."""
+
+    kill_at: float
+    silent: bool  # the server does not answer, so a release would only cost time
+
+
+class Run:
+    """One ``holdfast run``."""
+
+    def __init__(
+        self,
+        client: Client,
+        names: Sequence[str],
+        argv: Sequence[str],
+        voice: Voice,
+        *,
+        wait: float | None,
+        ttl: float,
+        at_least: float,
+        max_hold: float | None,
+        label: str,
+    ) -> None:
+        self._client = client
+        self._argv = argv
+        self._voice = voice
+        self._wait = wait
+        self._ttl = ttl
+        self._margins = margins(ttl)
+        self._at_least = at_least
+        self._max_hold = max_hold
+        # The locks first: a name that cannot be used is refused before anything of this process is changed.
+        self._locks = [client.lock(name, ttl=ttl, label=label, on_lost=self._wake) for name in names]
+        self._inbox = Inbox()
+        self._leases: list[Lease] = []
+        self._held_since = 0.0
+        self._started = False
+        self._doom: Doom | None = None
+        self._told_guard = 0.0
+
+    def _wake(self, _: Lease) -> None:
+        self._inbox.ring()
+
+    def run(self) -> int:
+        """Do it all; the exit code. To be called in the main thread, which must be the only one."""
+        child = Child(self._argv)
+        try:
+            code = self._acquire()
+            return self._run(child) if code is None else code
+        finally:
+            child.dismiss()
+            self._client.close()
+
+    # Taking the locks -----------------------------------------------------------------------------------------------
+
+    def _acquire(self) -> int | None:
+        """Take all of them; an exit code if that was in vain, and nothing is held then."""
+        try:
+            with self._inbox.interrupting():
+                code = self._acquire_all()
+        except Signalled as stopped:
+            code = 128 + stopped.signum
+        except HoldfastError as error:
+            code = self._refused(error)
+        if code is not None:
+            self._leases.clear()
+            # Asked of the locks, because an attempt may have succeeded as it was interrupted, before we heard of it.
+            for lock in reversed(self._locks):
+                try:
+                    lock.release()
+                except HoldfastError:
+                    pass  # not held, or out of reach; then the keeper's last try or the ttl ends it
+        return code
+
+    def _refused(self, error: HoldfastError) -> int:
+        if isinstance(error, Unsupported):
+            self._voice.say("unavailable", str(error), error=True)
+            return USAGE
+        if isinstance(error, NotAcquired) and not isinstance(error, Unavailable):
+            self._voice.say("busy", str(error), name=error.name)
+            return BUSY
+        self._voice.say("unavailable", str(error), error=True)
+        return UNAVAILABLE
+
+    def _acquire_all(self) -> int | None:
+        started = now()
+        until = None if self._wait is None else started + self._wait
+        for lock in self._locks:
+            lease = self._acquire_one(lock, until)
+            waited = round(now() - started, 3)
+            if lease is None:
+                self._voice.say(
+                    "busy",
+                    f"lock {lock.name!r} is held by someone else (waited {waited:.3g} s); "
+                    "wait longer with --wait, or come back later",
+                    name=lock.name,
+                    waited=waited,
+                )
+                return BUSY
+            self._leases.append(lease)
+            self._voice.say("acquired", name=lease.name, fence=lease.fence, waited=waited)
+        self._held_since = now()
+        return None
+
+    def _acquire_one(self, lock: Lock, until: float | None) -> Lease | None:
+        try:
+            lease = lock.acquire(blocking=False)
+        except ServerSilent:
+            if until is not None and now() >= until:
+                raise
+            lease = None
+        if lease is not None or (until is not None and now() >= until):
+            return lease
+        left = None if until is None else until - now()
+        patience = "" if left is None else f", at most {left:.3g} s"
+        self._voice.say("waiting", f"waiting for lock {lock.name!r}{patience}", name=lock.name)
+        return lock.acquire(timeout=-1 if left is None else max(0.0, left))
+
+    # Running the command --------------------------------------------------------------------------------------------
+
+    def _run(self, child: Child) -> int:
+        self._inbox.begin_passing()
+        self._doom = self._judge()  # the first of several may have been lost while we waited for the last
+        if self._doom is not None:
+            self._release()
+            return LOST
+        self._tell_guard(child)
+        try:
+            child.start(self._environment())
+        except OSError as error:
+            return self._not_started(error)
+        self._started = True
+        code = self._watch(child)
+        if self._doom is not None:
+            self._clear_away(child)
+        self._voice.say("exited", code=code)
+        child.dismiss()
+        if self._doom is not None:
+            self._release()
+            return LOST
+        lingered = self._linger()
+        lost = self._release()
+        return LOST if lost and not lingered else code
+
+    def _environment(self) -> dict[str, str | None]:
+        fences = {lease.name: lease.fence for lease in self._leases}
+        return {
+            "HOLDFAST_NAME": " ".join(fences),
+            "HOLDFAST_FENCE": str(max(fences.values())),
+            "HOLDFAST_FENCES": json.dumps(fences, ensure_ascii=False) if len(fences) > 1 else None,
+        }
+
+    def _not_started(self, error: OSError) -> int:
+        missing = error.errno in (errno.ENOENT, errno.ENOTDIR)
+        code = NOT_FOUND if missing else NOT_EXECUTABLE
+        advice = "check its spelling and PATH" if missing else "check its permissions and its first line (#!)"
+        self._voice.say(
+            "exited",
+            f"{self._argv[0]!r} cannot be run: {os.strerror(error.errno or 0)}; {advice}",
+            error=True,
+            code=code,
+        )
+        self._release()
+        return code
+
+    def _watch(self, child: Child) -> int:
+        """Stay with the command until it ends; its exit code."""
+        tick = min(TICK_S, self._ttl / 10)
+        while True:
+            for signum in self._inbox.take():
+                child.signal(signum)
+            change = child.poll()
+            if isinstance(change, Ended):
+                if self._doom is None and change.code == 128 + signal.SIGKILL and now() >= self._told_guard:
+                    reason = "it was not renewed in time, because holdfast was stopped or suspended"
+                    self._doom = self._pronounce(self._leases[0], reason, 0.0)
+                return change.code
+            if isinstance(change, Stopped):
+                child.suspended(change.signum, self._announce_suspension)
+                continue
+            if self._doom is None:
+                self._doom = self._judge()
+                if self._doom is not None:
+                    child.signal(signal.SIGTERM)
+                    child.signal(signal.SIGCONT)  # a stopped command could not heed it
+            self._tell_guard(child)
+            next_look = now() + tick
+            if self._doom is not None:
+                if now() >= self._doom.kill_at:
+                    child.signal(signal.SIGKILL)
+                else:
+                    next_look = min(next_look, self._doom.kill_at)
+            elif self._max_hold is not None:
+                next_look = min(next_look, self._held_since + self._max_hold)
+            self._inbox.wait(next_look - now())
+
+    def _judge(self) -> Doom | None:
+        """Whether the command must end; if so, say why."""
+        for lease in self._leases:
+            if lease.lost.is_set():
+                return self._pronounce(lease, _why_lost(lease), self._margins.grace)
+            left = lease.remaining()
+            if left < self._margins.notice:
+                reason = f"it could not be renewed and ends in {left:.3g} s (see whether the server is well)"
+                return self._pronounce(lease, reason, left - self._margins.last, silent=True)
+        if self._max_hold is not None and self._held_since and now() >= self._held_since + self._max_hold:
+            reason = f"--max-hold of {self._max_hold:g} s is over"
+            return self._pronounce(self._leases[0], reason, self._margins.notice)
+        return None
+
+    def _pronounce(self, lease: Lease, reason: str, grace: float, *, silent: bool = False) -> Doom:
+        if not self._started:
+            what = "was not started; try again"
+        elif grace > 0:
+            what = f"was told to end and is killed in {grace:.3g} s; see what it left undone"
+        else:
+            what = "was killed; see what it left undone"
+        self._voice.say(
+            "lost",
+            f"lock {lease.name!r} is lost: {reason}. The command {what}",
+            error=True,
+            name=lease.name,
+            fence=lease.fence,
+            reason=reason,
+        )
+        return Doom(now() + grace, silent)
+
+    def _tell_guard(self, child: Child) -> None:
+        if self._doom is not None:
+            good_until = self._doom.kill_at + self._margins.last / 2
+        else:
+            left = min(lease.remaining() for lease in self._leases)
+            good_until = now() + left - self._margins.last / 2
+        if abs(good_until - self._told_guard) > 0.005:
+            self._told_guard = good_until
+            child.good_until(good_until)
+
+    def _announce_suspension(self) -> None:
+        left = min(lease.remaining() for lease in self._leases)
+        self._voice.say(
+            "suspended",
+            f"suspended: {self._names()} is not renewed meanwhile, and the command is killed in {left:.3g} s",
+            left=round(left, 3),
+        )
+
+    def _clear_away(self, child: Child) -> None:
+        """The command has ended because it had to; what it started must end by the same time."""
+        assert self._doom is not None
+        while child.signal(0) and now() < self._doom.kill_at:
+            self._inbox.wait(GROUP_TICK_S)
+        child.signal(signal.SIGKILL)
+
+    # Giving the locks back ------------------------------------------------------------------------------------------
+
+    def _linger(self) -> bool:
+        """Keep the locks for ``--at-least`` so long, or until a signal; whether that took any time."""
+        until = self._held_since + self._at_least
+        if now() >= until or any(lease.lost.is_set() for lease in self._leases):
+            return False
+        self._inbox.take()  # those were for the command
+        self._voice.say("keeping", f"the command has ended; {self._names()} is kept for {until - now():.3g} s more")
+        while now() < until and not any(signum in ENDING for signum in self._inbox.take()):
+            if any(lease.lost.is_set() for lease in self._leases):
+                break
+            self._inbox.wait(min(until - now(), TICK_S))
+        return True
+
+    def _names(self) -> str:
+        return "lock " + ", ".join(repr(lease.name) for lease in self._leases)
+
+    def _release(self) -> bool:
+        """Give back what is held; whether it turned out to be lost."""
+        lost = False
+        while self._leases:
+            lease = self._leases.pop()
+            if self._doom is not None and self._doom.silent and lease.remaining() < self._margins.notice:
+                warnings.simplefilter("ignore", ResourceWarning)  # it is dropped on purpose: it ends by itself
+                continue
+            try:
+                lease.release()
+            except LeaseLost as error:
+                lost = True
+                if self._doom is None:
+                    self._voice.say(
+                        "lost", str(error), error=True, name=lease.name, fence=lease.fence, reason=error.reason
+                    )
+            except HoldfastError as error:
+                self._voice.say(
+                    "unreleased",
+                    f"lock {lease.name!r} was not given back, and ends by itself within {self._ttl:g} s: {error}",
+                    error=True,
+                    name=lease.name,
+                )
+            else:
+                self._voice.say("released", name=lease.name)
+        return lost
+
+
+def _why_lost(lease: Lease) -> str:
+    try:
+        lease.check()
+    except LeaseLost as error:
+        return error.reason
+    except NotHeld:
+        pass
+    return "it is no longer held"
