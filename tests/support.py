@@ -223,8 +223,9 @@ def say(*words):
     print(*words, flush=True)
 """
 
-    def __init__(self, code: str, url: str, *arguments: object) -> None:
-        environment = dict(os.environ, PYTHONPATH=os.pathsep.join(path for path in sys.path if path))
+    def __init__(self, code: str, url: str, *arguments: object, environment: dict[str, str] | None = None) -> None:
+        path = os.pathsep.join(path for path in sys.path if path)
+        environment = {**os.environ, "PYTHONPATH": path, **(environment or {})}
         self._process = subprocess.Popen(
             [sys.executable, "-W", "error", "-c", self._HEAD + textwrap.dedent(code), url, *map(str, arguments)],
             stdout=subprocess.PIPE,
@@ -278,6 +279,10 @@ def say(*words):
         assert code == 0, f"it ended with {code}:\n{out}\n{complaint}"
         assert not complaint, complaint
         return out
+
+    def wait(self, timeout: float = 30.0) -> int:
+        """Its exit status."""
+        return self._process.wait(timeout)
 
     def _complaint(self) -> str:
         assert self._process.stderr is not None

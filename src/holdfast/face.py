@@ -34,8 +34,9 @@ class BaseClient:
         except TypeError:  # unhashable, so it never reached the check
             raise InvalidName(names[0], f"a name is a str, not {type(names[0]).__name__}") from None
         # Most locks of a program are asked for on the same terms, time and again.
-        asked, (recent, terms) = tuple(options.values()), self._recent
-        if asked != recent or isinstance(options["ttl"], bool):  # True == 1, but is no number of seconds
+        asked = (*options.values(), *map(type, options.values()))  # types too, for True == 1, but is no number
+        recent, terms = self._recent
+        if asked != recent:
             terms = terms_of(shared=self._shared, words=self._words, **options)
             self._recent = asked, terms
         return self._driver, keys, terms

@@ -20,7 +20,7 @@ _REDIS_SCHEMES: Final = {
 SCHEMES: Final = ("local", *_REDIS_SCHEMES)
 
 _CREDENTIALS = re.compile(r"(://).*@", re.DOTALL)
-_SECRET_OPTION = re.compile(r"([?&][^=&]*(?:password|username|secret|token)[^=&]*=)[^&]*", re.IGNORECASE)
+_SECRET_OPTION = re.compile(r"([?&][^=&]*(?:password|username|secret|token)[^=&]*=).*", re.IGNORECASE | re.DOTALL)
 _UNFINISHED_CREDENTIALS = re.compile(r"(://)[^/?@]*:(?!\d{1,5}(?:[/?]|$)).*", re.DOTALL)
 
 
@@ -57,6 +57,8 @@ def locate(url: str) -> Location:
         port = parts.port
     except ValueError:  # its text quotes the URL, password and all
         raise InvalidConfig(f"URL {shown!r}", "its host or port cannot be read; percent-encode the password") from None
+    if "@" in f"{parts.path}{parts.query}{parts.fragment}" and "@" not in parts.netloc:
+        raise InvalidConfig(f"URL {shown!r}", "an '@' comes after '/', '?' or '#'; percent-encode the password")
     if scheme == "unix":
         if not parts.path:
             raise InvalidConfig(f"URL {shown!r}", "it names no socket; write unix:///path/to/socket")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import socket
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import redis
 
 import holdfast
 import holdfast.aio
-from tests.servers import free_port
+from tests.servers import Server, free_port
 from tests.support import took
 
 BAD_NAMES = {
@@ -87,7 +88,6 @@ def test_bad_option(connect: Any, url: str, option: str, value: Any) -> None:
     assert option in str(caught.value)
     assert "give" in str(caught.value)
     assert len(str(caught.value)) < 250
-    assert math.nan is not caught.value
 
 
 @pytest.mark.parametrize("value", [True, 1.0])
@@ -177,9 +177,17 @@ def test_no_such_socket(connect: Any) -> None:
     fails_at_once(connect, "unix:///nowhere/at/all", "no such socket", "/nowhere/at/all")
 
 
-def test_host_that_cannot_be_resolved(connect: Any) -> None:
-    # A label of more than 63 characters is refused by the resolver itself, so nothing is asked of any name server.
-    fails_at_once(connect, f"redis://{'x' * 70}.invalid/0", "cannot be", "Check")
+def test_host_that_cannot_be_resolved(connect: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def resolve(*_: Any, **__: Any) -> Any:
+        # What a resolver says; a real one would have to be asked over the network.
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    fails_at_once(connect, "redis://nowhere.invalid/0", "cannot be resolved", "nowhere.invalid", "Check the host")
+
+
+def test_host_that_cannot_be_a_name(connect: Any) -> None:
+    fails_at_once(connect, f"redis://{'x' * 70}.invalid/0", "Check")
 
 
 def test_database_that_does_not_exist(connect: Any, url: str) -> None:
@@ -191,8 +199,6 @@ def test_wrong_password(connect: Any, url: str) -> None:
 
 
 def test_missing_password(connect: Any) -> None:
-    from tests.servers import Server
-
     with Server("--requirepass", "open sesame") as server:
         fails_at_once(connect, server.url, "password", "redis://user:password@host")
 
@@ -217,7 +223,7 @@ def test_several_names_are_not_supported_yet_and_say_so(face: Any) -> None:
     try:
         lock = face.lock("a", "b")
     except holdfast.Unsupported as error:
-        assert "sorted order" in str(error)  # noqa: PT017
+        assert "sorted order" in str(error)
     else:
         with lock:
             pass

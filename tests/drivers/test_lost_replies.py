@@ -162,7 +162,7 @@ def test_resent_release_leaves_the_next_holder_alone(connect: Any, proxy: Proxy,
         lease.release()
     except holdfast.HoldfastError as error:
         # Ours was freed before the other's came; whether a resend can know that depends on what it finds.
-        assert isinstance(error, holdfast.OutcomeUnknown | holdfast.LeaseLost)  # noqa: PT017
+        assert isinstance(error, holdfast.OutcomeUnknown | holdfast.LeaseLost)
     taker.join()
     proxy.deliver()
     assert other.owned()

@@ -8,6 +8,7 @@ from urllib.parse import quote
 
 import pytest
 import redis
+import redis.asyncio
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
@@ -33,7 +34,6 @@ shapes = st.sampled_from(
         "redis://user:{0}@",
         "redis://user:{0}",
         "redis://:{0}",
-        "redis://{0}",
         "redis://{0}@localhost:1",
         "redis://[{0}@localhost:1",
         "redis://user:{0}@[::1/0",
@@ -53,8 +53,6 @@ shapes = st.sampled_from(
         "unix:///nowhere/socket?password={0}&db=many",
         "redis+sentinel://user:{0}@localhost/mymaster",
         "redlock://user:{0}@localhost",
-        "{0}://localhost",
-        "{0}",
     ]
 )
 
@@ -65,7 +63,7 @@ def all_that_is_shown(error: BaseException) -> str:
     link: BaseException | None = error
     while link is not None:
         seen += [str(link), repr(link), repr(link.args), repr(vars(link))]
-        link = link.__cause__ or link.__context__
+        link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
     return "\n".join([*seen, *traceback.format_exception(error)])
 
 
@@ -90,14 +88,12 @@ def try_to_lock(url: str) -> BaseException | None:
 @given(shapes, passwords, st.booleans())
 @example("redis://u:{0}@host:notaport/0", f"my {CORE}", False)
 @example("redis://:{0}", CORE, False)
+@example("redis://user:{0}@localhost:1", f"12?{CORE}=", False)
 @example("redis://h/0?password={0}&socket_timeout=abc", f"a {CORE}", False)
 def test_no_malformed_url_gives_its_password_away(shape: str, password: str, quoted: bool) -> None:
     url = shape.format(quote(password, safe="") if quoted else password)
     error = try_to_lock(url)
     assert error is not None, "there is no server at any of these"
-    # A name in the place of the host is not a secret, and has to be shown for the error to be of use.
-    if shape.startswith(("redis://{0}", "{0}")) and "@" not in url:
-        return
     assert CORE not in all_that_is_shown(error)
 
 
@@ -110,8 +106,9 @@ def test_wrong_password_is_not_shown(connect: Any) -> None:
 
 
 def test_password_of_a_client_that_was_handed_over_is_not_shown(connect: Any) -> None:
-    make = redis.Redis if connect.kind == "blocking" else __import__("redis.asyncio").asyncio.Redis
-    theirs = make(host="127.0.0.1", port=free_port(), username="user", password=CORE)
+    theirs = (redis.Redis if connect.kind == "blocking" else redis.asyncio.Redis)(
+        host="127.0.0.1", port=free_port(), username="user", password=CORE
+    )
     face = connect(theirs)
     with pytest.raises(holdfast.Unavailable) as caught:
         face.lock("x").acquire(timeout=1)

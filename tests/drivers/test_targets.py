@@ -113,7 +113,7 @@ def test_permission_that_is_missing_leaves_no_key(
         try:
             lease = face.lock("x").acquire(timeout=1)
         except holdfast.HoldfastError as error:
-            assert "may not" in str(error) or "permission" in str(error)  # noqa: PT017
+            assert "may not" in str(error) or "permission" in str(error)
         else:
             lease.release()
         assert lock_keys(admin) == []

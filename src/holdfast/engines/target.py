@@ -7,7 +7,9 @@ matter. RESP2 is spoken, whatever the client speaks.
 
 from __future__ import annotations
 
+import encodings.idna  # noqa: F401 (else the first look-up of a host imports it, and a fork just then hangs the child)
 import os
+import sys
 import warnings
 from collections.abc import Callable
 from types import ModuleType
@@ -49,11 +51,14 @@ def _fall_back_to_local() -> str:
     global _told  # noqa: PLW0603 (once per process, whoever asks)
     if not _told:
         _told = True
+        level, frame = 1, sys._getframe()
+        while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] == "holdfast":
+            level, frame = level + 1, frame.f_back  # up to whoever called us
         warnings.warn(
             "no server was named, so an embedded one on this machine is used (local://): locks reach no further than "
             "this machine. Name a server in HOLDFAST_URL or connect(url), or name local:// to silence this",
             LocalOnlyWarning,
-            stacklevel=5,
+            stacklevel=level,
         )
     return "local://"
 
@@ -80,7 +85,13 @@ def _aim_at_url(location: Location, url: str, flavour: ModuleType) -> Target:
         # Its text may quote the URL; what matters in it is which option is wrong.
         raise InvalidConfig(f"URL {redact(url)!r}", redact(str(error))) from None
     connection_class = settings.pop("connection_class", flavour.Connection)
-    return Target(location.address, connection_class, _ours(settings, flavour))
+    target = Target(location.address, connection_class, _ours(settings, flavour))
+    try:
+        target.connection(1.0, {})  # opens nothing, but knows which options there are
+    except TypeError as error:
+        option = str(error).rpartition("argument ")[2]
+        raise InvalidConfig(f"URL {redact(url)!r}", f"{option} is no option of a connection") from None
+    return target
 
 
 def _aim_at_client(client: object, aio: bool) -> Target:
