@@ -101,19 +101,8 @@ class Client(BaseClient):
         label: a word for people who look at who holds what.
         cohort: how often in a row waiters of this process may pass it on among themselves; no more than the client's.
         """
-        return Lock(
-            *self._ask(
-                names,
-                ttl=ttl,
-                wait=wait,
-                renew=renew,
-                max_hold=max_hold,
-                on_lost=on_lost,
-                label=label,
-                cohort=cohort,
-            ),
-            Lease,
-        )
+        keys, terms = self._ask(names, (ttl, wait, renew, max_hold, on_lost, label, cohort))
+        return Lock(self._driver, keys, terms, Lease)
 
     def close(self) -> None:
         """Let go of connections and threads. What is still held is lost to its holder, and ends by its ttl."""

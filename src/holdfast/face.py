@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from holdfast.errors import InvalidName, Unsupported
 from holdfast.lease import Terms
@@ -10,6 +10,8 @@ from holdfast.names import Keys, check_namespace, keys_of
 from holdfast.options import terms_of
 
 __all__ = ["BaseClient"]
+
+OPTIONS: Final = ("ttl", "wait", "renew", "max_hold", "on_lost", "label", "cohort")
 
 
 class BaseClient:
@@ -21,10 +23,10 @@ class BaseClient:
         self._driver = driver
         self._namespace = check_namespace(namespace)
         self._shared = shared
-        self._recent: tuple[tuple[Any, ...], Terms] = (), shared
+        self._recent: tuple[tuple[Any, ...], list[type], Terms] = (), [], shared
 
-    def _ask(self, names: tuple[str, ...], **options: Any) -> tuple[Any, Keys, Terms]:
-        """Everything a Lock is made of, checked."""
+    def _ask(self, names: tuple[str, ...], asked: tuple[Any, ...]) -> tuple[Keys, Terms]:
+        """The keys and the terms of a lock, checked; what is asked for comes in the order of OPTIONS."""
         if len(names) != 1:
             if not names:
                 raise InvalidName("", "name what is to be locked")
@@ -34,12 +36,11 @@ class BaseClient:
         except TypeError:  # unhashable, so it never reached the check
             raise InvalidName(names[0], f"a name is a str, not {type(names[0]).__name__}") from None
         # Most locks of a program are asked for on the same terms, time and again.
-        asked = (*options.values(), *map(type, options.values()))  # types too, for True == 1, but is no number
-        recent, terms = self._recent
-        if asked != recent:
-            terms = terms_of(shared=self._shared, words=self._words, **options)
-            self._recent = asked, terms
-        return self._driver, keys, terms
+        recent, kinds, terms = self._recent
+        if asked != recent or [*map(type, asked)] != kinds:  # types too, for True == 1, but is no number
+            terms = terms_of(shared=self._shared, words=self._words, **dict(zip(OPTIONS, asked, strict=True)))
+            self._recent = asked, [*map(type, asked)], terms
+        return keys, terms
 
     def __reduce__(self) -> Any:
         raise TypeError("a client cannot be pickled: connect anew in the other process")

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 from weakref import ref
 
 from holdfast.errors import LeaseLost, NotHeld
@@ -29,9 +30,12 @@ HELD: Final = "held"
 LOST: Final = "lost"
 ENDED: Final = "ended"  # released, or given up
 
+_NEVER: Final = float("inf")
 
-class Terms(NamedTuple):
-    """On what terms a lock is asked for. Seconds throughout."""
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """On what terms a lock is asked for, in seconds; and what follows from that, worked out once for many locks."""
 
     ttl: float
     wait: float | None
@@ -42,10 +46,23 @@ class Terms(NamedTuple):
     cohort: int
     timeout: float
     fence_retention: float
+    ttl_ms: int = field(init=False)
+    fence_retention_ms: int = field(init=False)
+    trust: float = field(init=False)  # how long a holder may rely on a fresh ttl
+    renewed_with: float = field(init=False)  # how much of its validity is left when it is renewed
+    call_timeout: float = field(init=False)  # of one step, if the caller is in no hurry
+    resend_after: float = field(init=False)  # the same where the caller's patience is the client's timeout
 
-    @property
-    def ttl_ms(self) -> int:
-        return round(self.ttl * 1000)
+    def __post_init__(self) -> None:
+        for name, value in (
+            ("ttl_ms", round(self.ttl * 1000)),
+            ("fence_retention_ms", round(self.fence_retention * 1000)),
+            ("trust", self.ttl - drift(self.ttl)),
+            ("renewed_with", self.ttl * 2 / 3),
+            ("call_timeout", min(self.ttl / 3, self.timeout)),
+            ("resend_after", min(self.ttl / 3, self.timeout / 2)),  # twice that fits into the timeout
+        ):
+            object.__setattr__(self, name, value)
 
 
 def drift(ttl: float) -> float:
@@ -80,7 +97,7 @@ class Hold:
         self.token = ""
         self.fence = 0
         self.deadline = 0.0  # what the holder may rely on, on its own clock
-        self.ends = float("inf")  # where max_hold puts an end to it
+        self.ends = _NEVER  # where max_hold puts an end to it
         self.phase = TRYING
         self.reason = ""
         self.doubtful = False  # a step of it had an unknown outcome, and may still be on its way
@@ -95,10 +112,12 @@ class Hold:
 
     def grant(self, fence: int, asked_at: float) -> None:
         """The server gave it to us, on a request sent at that time."""
+        terms = self.terms
         self.fence = fence
-        if self.terms.max_hold is not None:
-            self.ends = asked_at + self.terms.max_hold
-        self.deadline = min(asked_at + self.terms.ttl - drift(self.terms.ttl), self.ends)
+        self.deadline = asked_at + terms.trust
+        if terms.max_hold is not None:
+            self.ends = asked_at + terms.max_hold
+            self.deadline = min(self.deadline, self.ends)
         self.phase = HELD
 
     def prolong(self, ttl: float, asked_at: float) -> None:

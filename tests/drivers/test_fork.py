@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import multiprocessing
 import os
 import pickle
@@ -127,7 +128,7 @@ def test_child_that_tried_the_lock_in_vain_can_still_leave_the_block(client: hol
 
 
 def test_inherited_lock_and_client_work_afresh(client: holdfast.Client, admin: redis.Redis) -> None:
-    lock = client.lock("x", ttl=1.2)
+    lock = client.lock("x", ttl=0.9)
     lease = lock.acquire()
     assert lease
 
@@ -139,7 +140,7 @@ def test_inherited_lock_and_client_work_afresh(client: holdfast.Client, admin: r
         assert lease_of_child
         assert lease_of_child.fence > lease.fence
         assert f"-{os.getpid()}" in lease_of_child.token
-        time.sleep(1.5)
+        time.sleep(1.1)
         assert lease_of_child.held, "the child has a keeper of its own"
         lock.release()
 
@@ -154,7 +155,7 @@ def test_inherited_lock_and_client_work_afresh(client: holdfast.Client, admin: r
             traceback.print_exc(file=sys.__stderr__)
         finally:
             os._exit(status)
-    time.sleep(1.5)
+    time.sleep(1.1)
     assert lease.held, "the parent's keeper goes on"
     lease.release()
     assert os.waitpid(child, 0)[1] == 0
@@ -287,10 +288,8 @@ def test_nothing_that_is_held_can_be_pickled(client: holdfast.Client) -> None:
 
 @asyncio_test
 async def test_asyncio_child_holds_nothing_and_the_parent_hears_its_server(url: str, admin: redis.Redis) -> None:
-    import asyncio
-
     async with holdfast.aio.connect(url) as client:
-        lock = client.lock("x", ttl=1.5)
+        lock = client.lock("x", ttl=1.2)
         async with lock as lease:
 
             def work() -> None:
@@ -310,7 +309,7 @@ async def test_asyncio_child_holds_nothing_and_the_parent_hears_its_server(url: 
             in_child(work)
             assert admin.get("x") == lease.token.encode()
             # Were the parent's socket no longer watched, neither a renewal nor the release would get its reply.
-            await asyncio.sleep(2.0)
+            await asyncio.sleep(1.6)
             assert lease.held
             async with asyncio.timeout(2.0):
                 async with client.lock("z"):
@@ -321,8 +320,6 @@ async def test_asyncio_child_holds_nothing_and_the_parent_hears_its_server(url: 
 @needs_proc
 @asyncio_test
 async def test_asyncio_child_shares_no_socket(url: str, admin: redis.Redis) -> None:
-    import asyncio
-
     admin.ping()
     before = sockets()
     async with holdfast.aio.connect(url) as client, client.lock("x", ttl=0.6):

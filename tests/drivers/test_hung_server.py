@@ -113,11 +113,11 @@ def test_held_is_never_true_after_the_deadline(connect: Any, hang: Any) -> None:
 
 def test_lease_survives_a_short_hang(connect: Any, hang: Any, admin: redis.Redis) -> None:
     face = warmed(connect, hang.url, timeout=0.5)
-    lease = face.lock("x", ttl=2.4).acquire(timeout=5)
+    lease = face.lock("x", ttl=1.5).acquire(timeout=5)
     hang()
-    time.sleep(1.2)  # the first renewal falls due, and fails
+    time.sleep(0.65)  # the first renewal falls due, and fails
     hang.heal()
-    time.sleep(1.5)
+    time.sleep(1.0)
     assert lease.held
     assert admin.get("x") == lease.token.encode()
     lease.release()

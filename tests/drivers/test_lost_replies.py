@@ -198,7 +198,7 @@ def test_release_that_cannot_be_sent_goes_on_in_the_background(connect: Any, pro
 @pytest.mark.parametrize("fault", [LOSE_REPLY, LOSE_REQUEST, MUTE_REPLY, cut_at(1)], ids=lambda fault: fault.kind)
 def test_lost_renewals_do_not_cost_the_lease(connect: Any, proxy: Proxy, admin: redis.Redis, fault: Any) -> None:
     face = warmed(connect, proxy, timeout=0.5)
-    lease = face.lock("x", ttl=1.5).acquire(timeout=10)
+    lease = face.lock("x", ttl=1.2).acquire(timeout=10)
     proxy.on("renew", fault)
     proxy.await_request("renew", 3)
     assert lease.held

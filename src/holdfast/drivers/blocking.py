@@ -75,6 +75,8 @@ class Driver:
                         value = clock.now()
                     elif type(effect) is fx.Call:
                         value = call(effect.step, effect.timeout)
+                    elif type(effect) is fx.Enter:
+                        value = effect.gate.enter(effect.hold, effect.until)  # type: ignore[attr-defined]
                     else:
                         value = self._perform(effect, engine)
             except StopIteration as done:
@@ -90,9 +92,6 @@ class Driver:
                     interrupt, value = error, fx.Interrupted()
 
     def _perform(self, effect: fx.Effect, engine: Engine | None) -> Any:
-        if isinstance(effect, fx.Enter):
-            assert isinstance(effect.gate, Gate)
-            return effect.gate.enter(effect.hold, effect.until)
         if isinstance(effect, fx.NewToken):
             return clock.new_token(effect.label)
         if isinstance(effect, fx.Caller):

@@ -8,7 +8,7 @@ import socket
 import time
 from collections.abc import Callable
 from functools import lru_cache, partial
-from secrets import token_urlsafe
+from secrets import token_hex
 from typing import Final
 
 __all__ = ["new_token", "now"]
@@ -21,7 +21,7 @@ now: Final[Callable[[], float]] = (
 
 def new_token(label: str) -> str:
     """Who holds it, readable, and 128 random bits that nobody can guess."""
-    return _readable(label, os.getpid()) + token_urlsafe(16)
+    return _readable(label, os.getpid()) + token_hex(16)
 
 
 @lru_cache(maxsize=256)

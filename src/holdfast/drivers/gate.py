@@ -52,7 +52,8 @@ class Gate:
             self._wake_first()
 
     def _wake_first(self) -> None:
-        try:
-            self._waiting[0].set()
-        except IndexError:
-            pass  # nobody waits
+        if self._waiting:
+            try:
+                self._waiting[0].set()
+            except IndexError:
+                pass  # it has just left, and nobody else waits

@@ -211,6 +211,8 @@ class Engine:
     def close(self) -> None:
         self._closed = True
         self.rest()
+        for line in list(self._open):  # one that an interrupt has cut off from its caller; or in use, and then no more
+            self._drop(line)
 
     def forget(self) -> None:
         """In a forked child: the sockets are the parent's."""

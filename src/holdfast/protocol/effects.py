@@ -208,8 +208,12 @@ def is_over(protocol: Effects[Any]) -> bool:
     return getattr(protocol, "gi_frame", None) is None
 
 
+# As a NamedTuple makes itself, less the sorting out of its arguments, which takes longer than the making.
+_make: Final[Any] = tuple.__new__
+
+
 def call(step: Step | Command, timeout: float, *, shielded: bool = False) -> Effects[Any]:
-    return (yield Call(step, timeout, shielded))
+    return (yield _make(Call, (step, timeout, shielded)))
 
 
 def call_each(steps: Sequence[Step], timeout: float) -> Effects[list[Any]]:
@@ -222,7 +226,7 @@ def wait(bell: Bell | None, until: float) -> Effects[None]:
 
 
 def enter(gate: Gate, hold: Hold, until: float | None) -> Effects[bool]:
-    passed: bool = yield Enter(gate, hold, until)
+    passed: bool = yield _make(Enter, (gate, hold, until))
     return passed
 
 
@@ -232,7 +236,7 @@ def clock() -> Effects[float]:
 
 
 def new_token(label: str) -> Effects[str]:
-    token: str = yield NewToken(label)
+    token: str = yield _make(NewToken, (label,))
     return token
 
 

@@ -88,9 +88,11 @@ class Round(NamedTuple):
 
 def due_at(hold: Hold) -> float:
     """When to renew: after a third of the ttl, so that two more tries fit in; at its deadline if it is not renewed."""
-    if not hold.terms.renew or hold.deadline >= hold.ends:
-        return hold.deadline
-    return max(hold.deadline - hold.terms.ttl * 2 / 3, hold.retry_at)
+    deadline, terms = hold.deadline, hold.terms
+    if not terms.renew or deadline >= hold.ends:
+        return deadline
+    when = deadline - terms.renewed_with
+    return when if when > hold.retry_at else hold.retry_at
 
 
 def retry_pause(hold: Hold, now: float) -> float:

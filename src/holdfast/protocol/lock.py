@@ -132,7 +132,7 @@ class BaseLock(Generic[L]):
         lease = self._lease
         if lease is None:
             raise NotHeld(self.name)
-        yield from release_lease(lease)
+        return release_lease(lease)
 
     def _locked(self) -> Effects[bool]:
         timeout = self._terms.timeout

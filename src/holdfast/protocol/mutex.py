@@ -46,12 +46,9 @@ _LONGEST_PAUSE: Final = 0.25
 
 
 def acquire_step(hold: Hold) -> Step:
-    keys, terms = hold.keys, hold.terms
-    return Step(
-        "acquire",
-        (keys.main, keys.fence, keys.tombstone(hold.token)),
-        (hold.token, terms.ttl_ms, round(terms.fence_retention * 1000)),
-    )
+    keys, terms, token = hold.keys, hold.terms, hold.token
+    stone = keys.tombstone(token)
+    return Step("acquire", (keys.main, keys.fence, stone), (token, terms.ttl_ms, terms.fence_retention_ms))
 
 
 def release_step(hold: Hold) -> Step:
@@ -135,16 +132,10 @@ def _ask(hold: Hold, step: Step, timeout: float, asked_at: float) -> Effects[int
 
 
 def _call_timeout(hold: Hold, until: float | None, now: float) -> float:
-    terms = hold.terms
-    timeout = min(terms.ttl / 3, terms.timeout)
+    timeout = hold.terms.call_timeout
     if until is not None and until > now:
         timeout = min(timeout, until - now)
     return max(timeout, SHORTEST_CALL)
-
-
-def _resend_after(hold: Hold) -> float:
-    """How long to wait for a reply where the caller's patience is the client's timeout: twice that fits into it."""
-    return min(hold.terms.ttl / 3, hold.terms.timeout / 2)
 
 
 def backoff(token: str, attempt: int) -> float:
@@ -210,7 +201,7 @@ def _free_until(hold: Hold, until: float) -> Effects[tuple[int, bool]]:
     resent = False
     attempt = 0
     while True:
-        timeout = _resend_after(hold)
+        timeout = hold.terms.resend_after
         try:
             if hold.doubtful:
                 freed, buried = yield from call(abandon_step(hold), timeout, shielded=True)
@@ -256,7 +247,7 @@ def extend(hold: Hold, seconds: float) -> Effects[None]:
             raise LeaseLost(hold.name, hold.fence, reason)
         try:
             was_doubtful, hold.doubtful = hold.doubtful, True
-            renewed = yield from call(renew_step(hold, seconds), _resend_after(hold))
+            renewed = yield from call(renew_step(hold, seconds), hold.terms.resend_after)
         except StepFailed as failed:
             hold.doubtful = was_doubtful or failed.sent
             attempt += 1
