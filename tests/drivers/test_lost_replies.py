@@ -55,7 +55,7 @@ def test_acquire_whose_reply_never_comes_is_asked_again(connect: Any, proxy: Pro
     assert lock_keys(admin) == []
 
 
-@pytest.mark.parametrize("byte", range(0, 21, 4))
+@pytest.mark.parametrize("byte", [0, 1, 7, 20])
 def test_acquire_whose_reply_is_cut_in_the_middle_succeeds(
     connect: Any, proxy: Proxy, admin: redis.Redis, byte: int
 ) -> None:
@@ -195,16 +195,30 @@ def test_release_that_cannot_be_sent_goes_on_in_the_background(connect: Any, pro
     eventually(lambda: lock_keys(admin) == [], what="the keeper has freed it")
 
 
-@pytest.mark.parametrize("fault", [LOSE_REPLY, LOSE_REQUEST, MUTE_REPLY, cut_at(1)], ids=lambda fault: fault.kind)
+@pytest.mark.parametrize("fault", [LOSE_REPLY, LOSE_REQUEST, cut_at(1)], ids=lambda fault: fault.kind)
 def test_lost_renewals_do_not_cost_the_lease(connect: Any, proxy: Proxy, admin: redis.Redis, fault: Any) -> None:
-    face = warmed(connect, proxy, timeout=0.5)
-    lease = face.lock("x", ttl=1.2).acquire(timeout=10)
+    face = warmed(connect, proxy)
+    lease = face.lock("x", ttl=0.9).acquire(timeout=10)
     proxy.on("renew", fault)
     proxy.await_request("renew", 3)
     assert lease.held
     assert admin.get("x") == lease.token.encode()
     lease.release()
     assert lock_keys(admin) == []
+
+
+def test_half_open_connection_of_the_keeper_does_not_cost_the_lease(
+    connect: Any, proxy: Proxy, admin: redis.Redis
+) -> None:
+    face = warmed(connect, proxy)
+    lease = face.lock("x", ttl=2.4).acquire(timeout=10)
+    proxy.on("renew", MUTE_REPLY)
+    proxy.await_request("renew", 1)
+    # Nothing more is heard on that connection, so in time for the deadline another must be tried.
+    assert not lease.lost.wait(2.4)
+    assert lease.held
+    assert admin.get("x") == lease.token.encode()
+    lease.release()
 
 
 @pytest.mark.parametrize("fault", [LOSE_REPLY, LOSE_REQUEST], ids=lambda fault: fault.kind)

@@ -17,7 +17,7 @@ import holdfast.aio
 from tests.servers import Server
 from tests.support import async_eventually, asyncio_test, eventually, lock_keys
 
-SECONDS = 1.2
+SECONDS = 1.0
 
 
 class Register:

@@ -8,6 +8,7 @@ of a reply) closes it: a line with a reply outstanding would hand that reply to 
 
 from __future__ import annotations
 
+import os
 import select
 import socket
 import time
@@ -36,15 +37,24 @@ __all__ = ["Engine"]
 _STALE_AFTER: Final = 1.0  # a line that rested so long is looked at before it is trusted
 _MOST_RESTING: Final = 64
 
+_LOOKS: Final = 40  # a microsecond or two each
+_HOPE: Final = 4  # looking has failed so often in a row: it does not pay here
+_PAUSE: Final = 64  # so many replies are waited for without looking, before it is tried again
+_give_way: Final = getattr(os, "sched_yield", lambda: None)  # the server may need this very core
+
 
 class Line:
     """One connection, and the replies that come back on it.
 
     Reading waits in poll(), with what is left of the time, and not in recv(): a timeout of Python's sockets would
     cost a poll() before every write too, and one of the kernel's starts anew with every signal that arrives.
+
+    Before it waits, it looks a few times whether the reply is there. A server nearby answers sooner than a core that
+    has gone to sleep wakes up again. Where that does not pay (a server further away, a busy machine) it is left off,
+    but for a try now and then.
     """
 
-    __slots__ = ("_connection", "_poll", "_reader", "_sock", "rested_at")
+    __slots__ = ("_connection", "_hope", "_poll", "_reader", "_sock", "rested_at")
 
     def __init__(self, target: Target, timeout: float) -> None:
         extra = target.prepare() if target.prepare else {}
@@ -57,6 +67,7 @@ class Line:
             self._poll = select.poll()
             self._poll.register(self._sock, select.POLLIN)
         self._reader = hiredis.Reader()
+        self._hope = _HOPE
         self.rested_at = 0.0
 
     def ask(self, data: bytes, timeout: float) -> Any:
@@ -73,17 +84,36 @@ class Line:
                 return reply
 
     def _read(self, deadline: float) -> bytes:
-        left = deadline - time.monotonic()
-        if left <= 0:
-            raise TimeoutError
-        if self._poll is None:
-            self._sock.settimeout(left)
-        elif not self._poll.poll(left * 1000):
-            raise TimeoutError
-        chunk = self._sock.recv(65536)
+        chunk = self._look() if self._poll is not None else None
+        if chunk is None:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise TimeoutError
+            if self._poll is None:
+                self._sock.settimeout(left)
+            elif not self._poll.poll(left * 1000):
+                raise TimeoutError
+            chunk = self._sock.recv(65536)
         if not chunk:
             raise ConnectionResetError("the server closed the connection")
         return chunk
+
+    def _look(self) -> bytes | None:
+        """What is there already, or comes in a moment. ``_hope`` counts how often that may fail; then it is paused."""
+        if self._hope <= 0:
+            self._hope += 1
+            return None
+        recv = self._sock.recv
+        for _ in range(_LOOKS):
+            _give_way()
+            try:
+                chunk = recv(65536, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                continue
+            self._hope = _HOPE
+            return chunk
+        self._hope = self._hope - 1 or -_PAUSE
+        return None
 
     def ask_all(self, requests: list[bytes], timeout: float) -> list[Any]:
         """Send many requests at once and return their replies. Each has the whole of the time, after the last."""
