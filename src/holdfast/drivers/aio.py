@@ -74,7 +74,7 @@ class Driver:
         self.book = Book(Bell())
         self.now = clock.now
         self.life = 0  # counts event loops and forks
-        self._keepers_engine = Engine(target, timeout)
+        self._keepers_engine = Engine(target, timeout, deaf_after=0.3)  # renewal has no time for a dead connection
         self._keeper: asyncio.Task[None] | None = None
         self._told: set[asyncio.Task[Any]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None

@@ -50,6 +50,9 @@ class Wire(asyncio.Protocol):
         self._transport.set_protocol(self)
 
     def send(self, op: Op, reply: Reply, *, with_source: bool = False) -> None:
+        if self.lost:  # in the turn of the loop in which it was handed to us
+            reply.set_exception(lost_connection(self._address, None))
+            return
         if not self._asked:
             self._waiting_since = self._loop.time()
         self._asked.append((op, reply))
@@ -107,8 +110,9 @@ class Wire(asyncio.Protocol):
 class Engine:
     """Runs steps on one server, for the tasks of one event loop."""
 
-    def __init__(self, target: Target, timeout: float) -> None:
+    def __init__(self, target: Target, timeout: float, *, deaf_after: float | None = None) -> None:
         self.address = target.address
+        self._deaf_after = (deaf_after or timeout) * 0.99  # silence for which a connection is given up
         self._target = target
         self._timeout = timeout
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -148,7 +152,7 @@ class Engine:
             return
         sent = all(waiting is not reply for _, waiting in self._backlog)
         reply.set_exception(silence(self.address, timeout, None, sent=sent))
-        if self._wire is not None and self._wire.is_deaf(self._timeout * 0.99):
+        if self._wire is not None and self._wire.is_deaf(min(self._deaf_after, self._timeout)):
             self._wire.abort()  # half-open, or hung for so long that a new connection is worth a try
 
     async def _connect(self, loop: asyncio.AbstractEventLoop) -> None:
