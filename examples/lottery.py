@@ -38,6 +38,7 @@ import holdfast
 
 PROCESSES = 4
 PONDER = (0.004, 0.008)  # seconds, from .. to
+TELL = (0.015, 0.030)  # the winner, for which no lock is needed
 
 
 # ---- the job ---------------------------------------------------------------------------------------------------------
@@ -71,6 +72,7 @@ def work(file: Path, who: int, locked: bool, start: Barrier, stop: Event) -> Non
         while not stop.is_set():
             if not (draw_with_lock(client, prizes, who) if locked else draw(prizes, who)):
                 return
+            time.sleep(random.uniform(*TELL))
 
 
 def connect(file: Path) -> sqlite3.Connection:
