@@ -8,6 +8,7 @@ import os
 import pickle
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -18,6 +19,7 @@ import redis
 
 import holdfast
 import holdfast.aio
+from tests.proxy import Proxy, delay
 from tests.servers import Server
 from tests.support import Script, asyncio_test, eventually, lock_keys
 
@@ -180,6 +182,40 @@ def test_no_socket_is_shared(server: Server, admin: redis.Redis) -> None:
         in_child(work)
         time.sleep(0.8)
         assert lease.held
+
+
+@needs_proc
+def test_socket_that_a_thread_is_waiting_on_is_not_shared_either(proxy: Proxy, admin: redis.Redis) -> None:
+    with holdfast.connect(proxy.url) as client:
+        with client.lock("met"):
+            pass
+        proxy.on("acquire", delay(1.0), times=2)
+        count = proxy.seen("acquire")
+        leases: list[Any] = []
+        threads = [
+            threading.Thread(target=lambda name=name: leases.append(client.lock(name).acquire())) for name in ("x", "y")
+        ]
+        for thread in threads:
+            thread.start()
+        proxy.await_request("acquire", count + 2)
+        ours = holdfasts_sockets(client)
+        assert len(ours) == 2
+        assert ours <= sockets()
+
+        def work() -> None:
+            assert not sockets() & ours
+
+        in_child(work)
+        for thread in threads:
+            thread.join()
+        assert all(lease.held for lease in leases)
+        for lease in leases:
+            lease.release()
+
+
+def holdfasts_sockets(client: holdfast.Client) -> set[str]:
+    """The sockets that the client's calls go over, by inode."""
+    return {f"socket:[{os.fstat(line._sock.fileno()).st_ino}]" for line in client._driver.engine._open}
 
 
 def test_fork_amid_threads_that_lock_and_release(server: Server) -> None:
