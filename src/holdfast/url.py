@@ -21,6 +21,7 @@ SCHEMES: Final = ("local", *_REDIS_SCHEMES)
 
 _CREDENTIALS = re.compile(r"(://).*@", re.DOTALL)
 _SECRET_OPTION = re.compile(r"([?&][^=&]*(?:password|username|secret|token)[^=&]*=).*", re.IGNORECASE | re.DOTALL)
+_UNTIL_THE_HOST = re.compile(r"(://).*", re.DOTALL)
 _UNFINISHED_CREDENTIALS = re.compile(r"(://)[^/?@]*:(?!\d{1,5}(?:[/?]|$)).*", re.DOTALL)
 
 
@@ -35,6 +36,9 @@ class Location(NamedTuple):
 
 def redact(url: str) -> str:
     """The URL without credentials, fit for messages. It errs on the side of hiding too much."""
+    option = _SECRET_OPTION.search(url)
+    if option and url.rfind("@") > option.start():
+        return _UNTIL_THE_HOST.sub(r"\1***", url)  # credentials, an option, or one in the other: it cannot be told
     shown = _SECRET_OPTION.sub(r"\1***", _CREDENTIALS.sub(r"\1***@", url))
     # What follows a colon and is no port number may be a password whose host was forgotten.
     return shown if "***@" in shown else _UNFINISHED_CREDENTIALS.sub(r"\1***", shown)

@@ -8,7 +8,6 @@ operation, and whoever was interrupted can still see whether its claim is there.
 from __future__ import annotations
 
 import threading
-from collections import deque
 
 from holdfast.drivers import clock
 from holdfast.lease import Hold
@@ -21,7 +20,7 @@ class Gate:
 
     def __init__(self) -> None:
         self._seat: dict[None, Hold] = {}
-        self._waiting: deque[threading.Event] = deque()
+        self._waiting: list[threading.Event] = []  # and no deque, for there is a gate to every lock object
 
     def locked(self) -> bool:
         return bool(self._seat)
