@@ -19,10 +19,8 @@ _REDIS_SCHEMES: Final = {
 }
 SCHEMES: Final = ("local", *_REDIS_SCHEMES)
 
-_CREDENTIALS = re.compile(r"(://).*@", re.DOTALL)
-_SECRET_OPTION = re.compile(r"([?&][^=&]*(?:password|username|secret|token)[^=&]*=).*", re.IGNORECASE | re.DOTALL)
-_UNTIL_THE_HOST = re.compile(r"(://).*", re.DOTALL)
-_UNFINISHED_CREDENTIALS = re.compile(r"(://)[^/?@]*:(?!\d{1,5}(?:[/?]|$)).*", re.DOTALL)
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")
+_NO_PORT = re.compile(r"^[^/@]*:(?!\d{1,5}(/|$))", re.DOTALL)
 
 
 class Location(NamedTuple):
@@ -35,13 +33,17 @@ class Location(NamedTuple):
 
 
 def redact(url: str) -> str:
-    """The URL without credentials, fit for messages. It errs on the side of hiding too much."""
-    option = _SECRET_OPTION.search(url)
-    if option and url.rfind("@") > option.start():
-        return _UNTIL_THE_HOST.sub(r"\1***", url)  # credentials, an option, or one in the other: it cannot be told
-    shown = _SECRET_OPTION.sub(r"\1***", _CREDENTIALS.sub(r"\1***@", url))
-    # What follows a colon and is no port number may be a password whose host was forgotten.
-    return shown if "***@" in shown else _UNFINISHED_CREDENTIALS.sub(r"\1***", shown)
+    """The URL without credentials and options, fit for messages. It errs on the side of hiding too much."""
+    scheme, separator, rest = url.partition("://")
+    if not separator or not _SCHEME.fullmatch(scheme):
+        return "***"
+    place, mark, options = re.match(r"([^?#]*)([?#]?)(.*)", rest, re.DOTALL).groups()  # type: ignore[union-attr]
+    host = place.rpartition("@")[2]
+    # An '@' among the options, or what follows a colon and is no port: a password that was not percent-encoded, or
+    # whose host was forgotten. Then nothing can be told apart.
+    if "@" in options or (host == place and _NO_PORT.match(place)):
+        return f"{scheme}://***"
+    return f"{scheme}://{'***@' if host != place else ''}{host}{'?***' if mark else ''}"
 
 
 def locate(url: str) -> Location:

@@ -28,7 +28,7 @@ def test_nothing_is_contacted_until_the_first_lock_is(connect: Any) -> None:
 def test_closing_tells_holders_and_leaves_the_key_to_its_ttl(connect: Any, url: str, admin: redis.Redis) -> None:
     told: list[Any] = []
     face = connect(url)
-    lease = face.lock("x", ttl=1.0, on_lost=told.append).acquire(timeout=5)
+    lease = face.lock("x", ttl=0.5, on_lost=told.append).acquire(timeout=5)
     face.client.close() if connect.kind == "blocking" else face._call(face.client.aclose())
     assert not lease.held
     assert lease.lost.is_set()

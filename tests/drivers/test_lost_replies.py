@@ -195,7 +195,7 @@ def test_release_that_cannot_be_sent_goes_on_in_the_background(connect: Any, pro
     eventually(lambda: lock_keys(admin) == [], what="the keeper has freed it")
 
 
-@pytest.mark.parametrize("fault", [LOSE_REPLY, LOSE_REQUEST, cut_at(1)], ids=lambda fault: fault.kind)
+@pytest.mark.parametrize("fault", [LOSE_REPLY, LOSE_REQUEST], ids=lambda fault: fault.kind)
 def test_lost_renewals_do_not_cost_the_lease(connect: Any, proxy: Proxy, admin: redis.Redis, fault: Any) -> None:
     face = warmed(connect, proxy)
     lease = face.lock("x", ttl=0.9).acquire(timeout=10)
@@ -211,11 +211,11 @@ def test_half_open_connection_of_the_keeper_does_not_cost_the_lease(
     connect: Any, proxy: Proxy, admin: redis.Redis
 ) -> None:
     face = warmed(connect, proxy)
-    lease = face.lock("x", ttl=2.4).acquire(timeout=10)
+    lease = face.lock("x", ttl=1.8).acquire(timeout=10)
     proxy.on("renew", MUTE_REPLY)
     proxy.await_request("renew", 1)
     # Nothing more is heard on that connection, so in time for the deadline another must be tried.
-    assert not lease.lost.wait(2.4)
+    assert not lease.lost.wait(2.0)
     assert lease.held
     assert admin.get("x") == lease.token.encode()
     lease.release()

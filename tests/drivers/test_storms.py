@@ -199,7 +199,7 @@ def test_connections_killed_all_the_time_delay_nobody_for_long(server: Server, k
             with storm(kill_connections(server), 0.002) as strikes:
                 async with asyncio.TaskGroup() as group:
                     for number in range(4):
-                        group.create_task(cycles(client, f"own{number}", time.monotonic() + 2.0))
+                        group.create_task(cycles(client, f"own{number}", time.monotonic() + 1.5))
             assert strikes[0] > 20
 
     def with_a_thread() -> None:
@@ -207,7 +207,7 @@ def test_connections_killed_all_the_time_delay_nobody_for_long(server: Server, k
             with client.lock("met"):
                 pass
             with storm(kill_connections(server), 0.002) as strikes:
-                until = time.monotonic() + 1.5
+                until = time.monotonic() + 1.2
                 while time.monotonic() < until:
                     started = time.monotonic()
                     with client.lock("own", wait=30):
@@ -276,9 +276,9 @@ def test_killed_connections_do_not_make_a_try_without_waiting_fail(face: Any, ad
 
 def test_lease_survives_a_restart_that_lost_nothing(connect: Any, mortal: Server) -> None:
     face = connect(mortal.url)
-    lease = face.lock("x", ttl=2.4).acquire(timeout=5)
+    lease = face.lock("x", ttl=1.8).acquire(timeout=5)
     mortal.restart(empty=False)
-    time.sleep(1.6)
+    time.sleep(1.2)
     assert lease.held
     lease.release()
 

@@ -309,3 +309,81 @@ def test_a_cancelled_hung_release_does_not_wait_for_its_retries() -> None:
     play.world.resume()
     play.run(3)
     assert play.world.keys() == []
+
+
+def test_a_late_acquire_does_not_shorten_a_lease_that_was_extended() -> None:
+    """The first request is late, its resend is granted, the holder extends; then the first arrives."""
+    play = Play()
+    play.doom(at(0, late_us=3_000_000))
+    one, two = play.client("one"), play.client("two")
+
+    async def holder() -> None:
+        lease = await one.lock("a", ttl=1.5).acquire()
+        assert lease
+        await lease.extend(30)
+        await play.sleep(one, 10)
+        assert lease.held
+        await lease.release()
+
+    process = play.start(one, holder())
+    play.start(two, play.cycle(two, ttl=1.5))
+    play.run(20)
+    process.outcome()
+
+
+def test_extend_beside_release_ends() -> None:
+    play = Play()
+    one = play.client("one")
+    play.doom(lambda message: Fate(late_us=300_000) if message.ops[0].script == "renew" else None)  # type: ignore[union-attr]
+
+    async def holder() -> None:
+        lease = await one.lock("a", ttl=TTL).acquire()
+        assert lease
+        extending = play.start(one, lease.extend(60))
+        await play.sleep(one, 0.1)
+        await lease.release()
+        await play.sleep(one, 2)
+        assert extending.done
+        with pytest.raises(holdfast.NotHeld):
+            extending.outcome()
+
+    process = play.start(one, holder())
+    play.run(5)
+    process.outcome()
+    assert len(play.world.sent) < 10
+
+
+def test_replies_slower_than_the_ttl_do_not_keep_a_try_lock_trying() -> None:
+    play = Play()
+    play.world.latency_us = 30_000
+    one = play.client("one")
+
+    async def attempt() -> Any:
+        return await one.lock("a", ttl=0.05).acquire(blocking=False)
+
+    process = play.start(one, attempt())
+    play.run(2)
+    assert process.outcome() is None
+    assert len(play.world.sent) < 6
+    assert play.world.keys() == []
+
+
+def test_an_extended_lease_whose_release_fails_is_abandoned_as_long_as_its_key_can_be_there() -> None:
+    play = Play()
+    one = play.client("one")
+
+    async def holder() -> None:
+        lease = await one.lock("a", ttl=2.0).acquire()
+        assert lease
+        await lease.extend(600)
+        play.world.down = True
+        with pytest.raises(holdfast.Unavailable):
+            await lease.release()
+
+    process = play.start(one, holder())
+    play.run(200)
+    process.outcome()
+    assert play.world.keys() == ["a"]
+    play.world.down = False
+    play.run(2)
+    assert play.world.keys() == []

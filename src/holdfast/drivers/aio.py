@@ -149,12 +149,11 @@ class Driver:
     def admit(self, hold: Hold) -> None:
         """A hold begins: the keeper looks after it from now on."""
         self.book.enter(hold)
-        if self._keeper is None:
-            self.keep()
+        self.keep()
 
     def keep(self) -> None:
         """See to it that the keeper runs."""
-        if self._keeper is None and not self.book.closed:
+        if (self._keeper is None or self._keeper.done()) and not self.book.closed:  # somebody may have cancelled it
             self._keeper = asyncio.get_running_loop().create_task(self._keep(), name="holdfast-keeper")
 
     async def _keep(self) -> None:

@@ -36,6 +36,7 @@ class Body:
         if ours_alone:
             try:
                 await asyncio.sleep(0)  # the body ended before our cancellation reached it: it is met here
-            except asyncio.CancelledError:
-                pass
+            except asyncio.CancelledError as cancelled:
+                if self._task.cancelling() > self._others:  # and with it somebody else's, which goes on
+                    return cancelled, False
         return error, False

@@ -48,6 +48,7 @@ class Gate:
     def leave(self, hold: Hold) -> None:
         if self._seat.get(None) is hold:
             del self._seat[None]
+        if not self._seat:  # also when asked again, after an interrupt between the two
             self._wake_first()
 
     def _wake_first(self) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import select
 import socket
+import struct
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -24,6 +25,7 @@ from holdfast.engines.wire import (
     Op,
     client_closed,
     connect_failure,
+    is_elsewhere,
     is_noscript,
     lost_connection,
     pack,
@@ -36,11 +38,16 @@ __all__ = ["Engine"]
 
 _STALE_AFTER: Final = 1.0  # a line that rested so long is looked at before it is trusted
 _MOST_RESTING: Final = 64
+LONGEST_SEND: Final = 5.0  # a server that reads nothing for so long is gone; requests fit into the kernel's buffer
 
 _LOOKS: Final = 40  # a microsecond or two each
 _HOPE: Final = 4  # looking has failed so often in a row: it does not pay here
 _PAUSE: Final = 64  # so many replies are waited for without looking, before it is tried again
 _give_way: Final = getattr(os, "sched_yield", lambda: None)  # the server may need this very core
+
+
+class Silence(Exception):
+    """No answer in time. A class of our own, for a TimeoutError may be the caller's, raised by a signal handler."""
 
 
 class Line:
@@ -64,39 +71,65 @@ class Line:
         self._poll: select.poll | None = None
         if type(self._sock) is socket.socket:  # but TLS may have read what poll() would wait for
             self._sock.settimeout(None)
+            limit = struct.pack("@ll", *divmod(round(LONGEST_SEND * 1e6), 10**6))
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
             self._poll = select.poll()
             self._poll.register(self._sock, select.POLLIN)
         self._reader = hiredis.Reader()
         self._hope = _HOPE
         self.rested_at = 0.0
 
-    def ask(self, data: bytes, timeout: float) -> Any:
-        """Send one request and return its reply. TimeoutError when that takes too long."""
-        deadline = time.monotonic() + timeout
-        sock, reader = self._sock, self._reader
-        if self._poll is None:
-            sock.settimeout(timeout)
-        sock.sendall(data)
+    def ask(self, data: bytes, deadline: float) -> Any:
+        """Send one request and return its reply. Silence when that takes too long."""
+        reader = self._reader
+        self._send(data, deadline)
         while True:
             reader.feed(self._read(deadline))
             reply = reader.gets()
             if reply is not False:
                 return reply
 
+    def ask_all(self, requests: list[bytes], timeout: float) -> list[Any]:
+        """Send many requests at once and return their replies. Each has the whole of the time, after the last."""
+        replies = [self.ask(b"".join(requests), time.monotonic() + timeout)]
+        while len(replies) < len(requests):
+            reply = self._reader.gets()
+            if reply is False:
+                self._reader.feed(self._read(time.monotonic() + timeout))
+            else:
+                replies.append(reply)
+        return replies
+
+    def _send(self, data: bytes, deadline: float) -> None:
+        if self._poll is None:
+            self._sock.settimeout(max(0.001, deadline - time.monotonic()))
+        try:
+            self._sock.sendall(data)
+        except (TimeoutError, BlockingIOError) as error:
+            raise Silence from error
+
     def _read(self, deadline: float) -> bytes:
         chunk = self._look() if self._poll is not None else None
         if chunk is None:
             left = deadline - time.monotonic()
             if left <= 0:
-                raise TimeoutError
+                raise Silence
             if self._poll is None:
-                self._sock.settimeout(left)
-            elif not self._poll.poll(left * 1000):
-                raise TimeoutError
-            chunk = self._sock.recv(65536)
+                chunk = self._read_tls(left)
+            elif self._poll.poll(left * 1000):
+                chunk = self._sock.recv(65536)
+            else:
+                raise Silence
         if not chunk:
             raise ConnectionResetError("the server closed the connection")
         return chunk
+
+    def _read_tls(self, left: float) -> bytes:
+        self._sock.settimeout(left)
+        try:
+            return self._sock.recv(65536)
+        except TimeoutError as error:
+            raise Silence from error
 
     def _look(self) -> bytes | None:
         """What is there already, or comes in a moment. ``_hope`` counts how often that may fail; then it is paused."""
@@ -114,17 +147,6 @@ class Line:
             return chunk
         self._hope = self._hope - 1 or -_PAUSE
         return None
-
-    def ask_all(self, requests: list[bytes], timeout: float) -> list[Any]:
-        """Send many requests at once and return their replies. Each has the whole of the time, after the last."""
-        replies = [self.ask(b"".join(requests), timeout)]
-        while len(replies) < len(requests):
-            reply = self._reader.gets()
-            if reply is False:
-                self._reader.feed(self._read(time.monotonic() + timeout))
-            else:
-                replies.append(reply)
-        return replies
 
     def is_dead(self) -> bool:
         """Whether something can be read although nothing was asked: that is the end of the connection."""
@@ -153,14 +175,15 @@ class Engine:
         self._closed = False
 
     def call(self, op: Op, timeout: float) -> Any:
+        deadline = time.monotonic() + timeout
         line = self._take(timeout)
         try:
-            reply = line.ask(pack(op), timeout)
+            reply = line.ask(pack(op), deadline)
             if is_noscript(reply):
-                reply = line.ask(pack(op, with_source=True), timeout)
+                reply = line.ask(pack(op, with_source=True), deadline)
         except BaseException as error:
             raise self._broken(line, error, timeout) from error
-        self._put_back(line)
+        self._put_back(line, reply)
         if isinstance(reply, hiredis.ReplyError):
             raise refusal(reply, self.address)
         return reply
@@ -182,15 +205,15 @@ class Engine:
                 raise self._broken(line, error, timeout) from error
         except StepFailed as failed:
             return [failed] * len(ops)
-        self._put_back(line)
+        self._put_back(line, *replies)
         return [refusal(reply, self.address) if isinstance(reply, hiredis.ReplyError) else reply for reply in replies]
 
     def _broken(self, line: Line, error: BaseException, timeout: float) -> BaseException:
         """Something went wrong in the middle of an exchange: the line is of no more use. What to raise instead."""
         self._drop(line)
-        if isinstance(error, TimeoutError):
-            return silence(self.address, timeout, error, sent=True)
-        if isinstance(error, OSError | hiredis.HiredisError):
+        if isinstance(error, Silence):
+            return silence(self.address, timeout, error.__cause__, sent=True)
+        if isinstance(error, OSError | hiredis.HiredisError) and not isinstance(error, TimeoutError):
             self.rest()  # what ended this connection (a restart, a failover) has most likely ended the others
             return lost_connection(self.address, error)
         return error  # an interrupt: the reply is still to come, and nobody will fetch it
@@ -216,9 +239,13 @@ class Engine:
         self._open.add(line)
         return line
 
-    def _put_back(self, line: Line) -> None:
+    def _put_back(self, line: Line, *replies: object) -> None:
         if self._closed or len(self._resting) >= _MOST_RESTING:
             self._drop(line)
+            return
+        if any(map(is_elsewhere, replies)):
+            self._drop(line)
+            self.rest()
             return
         line.rested_at = time.monotonic()
         self._resting.append(line)

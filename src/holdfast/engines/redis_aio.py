@@ -21,6 +21,7 @@ from holdfast.engines.wire import (
     Op,
     client_closed,
     connect_failure,
+    is_elsewhere,
     is_noscript,
     lost_connection,
     pack,
@@ -76,6 +77,8 @@ class Wire(asyncio.Protocol):
                 pass
             elif isinstance(answer, hiredis.ReplyError):
                 reply.set_exception(refusal(answer, self._address))
+                if is_elsewhere(answer):
+                    self._transport.abort()
             else:
                 reply.set_result(answer)
 
@@ -87,10 +90,9 @@ class Wire(asyncio.Protocol):
         self.lost = True
         self._stream.connection_lost(error)
         self._connection._reader = self._connection._writer = None  # redis-py takes this to mean closed
-        failed = lost_connection(self._address, error)
         for _, reply in self._asked:
             if not reply.done():
-                reply.set_exception(failed)
+                reply.set_exception(lost_connection(self._address, error))  # one each: tracebacks and notes are its own
         self._asked.clear()
 
     def abort(self) -> None:
@@ -164,10 +166,10 @@ class Engine:
                 self._connecting = None
                 backlog, self._backlog = self._backlog, []
         except Exception as error:  # redis-py, a credential provider, the embedded server: anything
-            failed = connect_failure(error, self.address, self._timeout)
-            failed.retry = failed.retry and self._known
             for _, reply in backlog:
                 if not reply.done():
+                    failed = connect_failure(error, self.address, self._timeout)
+                    failed.retry = failed.retry and self._known
                     reply.set_exception(failed)
             return
         for op, reply in backlog:

@@ -8,7 +8,9 @@ matter. RESP2 is spoken, whatever the client speaks.
 from __future__ import annotations
 
 import encodings.idna  # noqa: F401 (else the first look-up of a host imports it, and a fork just then hangs the child)
+import inspect
 import os
+import re
 import sys
 import warnings
 from collections.abc import Callable
@@ -31,6 +33,9 @@ class Target(NamedTuple):
     connection_class: type[Any]
     settings: dict[str, Any]
     prepare: Callable[[], dict[str, Any]] | None = None
+
+    def __repr__(self) -> str:
+        return f"<Target {self.address}>"  # the settings hold a password, and tracebacks may show locals
 
     def connection(self, timeout: float, extra: dict[str, Any]) -> Any:
         return self.connection_class(
@@ -82,8 +87,10 @@ def _aim_at_url(location: Location, url: str, flavour: ModuleType) -> Target:
     try:
         settings = dict(flavour.parse_url(location.redis_url))
     except ValueError as error:
-        # Its text may quote the URL; what matters in it is which option is wrong.
-        raise InvalidConfig(f"URL {redact(url)!r}", redact(str(error))) from None
+        # Its text may quote the URL; what matters in it is which of the options that redis-py knows is wrong.
+        named = re.search(r"value for '(\w+)'", str(error))
+        problem = f"the value of {named[1]} cannot be read" if named else "it cannot be read"
+        raise InvalidConfig(f"URL {redact(url)!r}", problem) from None
     connection_class = settings.pop("connection_class", flavour.Connection)
     target = Target(location.address, connection_class, _ours(settings, flavour))
     try:
@@ -140,4 +147,8 @@ def _ours(settings: dict[str, Any], flavour: ModuleType) -> dict[str, Any]:
         retry_on_timeout=False,
         retry_on_error=[],
     )
+    # What redis-py says about itself on connecting costs two round trips, and a permission. How to make it keep silent
+    # depends on its version.
+    known = inspect.signature(flavour.AbstractConnection.__init__).parameters
+    kept.update({"driver_info": None} if "driver_info" in known else {"lib_name": None, "lib_version": None})
     return kept

@@ -21,6 +21,7 @@ __all__ = [
     "Op",
     "client_closed",
     "connect_failure",
+    "is_elsewhere",
     "is_noscript",
     "lost_connection",
     "pack",
@@ -44,6 +45,11 @@ def pack(op: Op, *, with_source: bool = False) -> bytes:
     if with_source:
         return _pack((b"EVAL", script.source, str(len(op.keys)), *op.keys, *map(str, op.args)))
     return _pack((b"EVALSHA", script.sha, str(len(op.keys)), *op.keys, *map(str, op.args)))
+
+
+def is_elsewhere(reply: object) -> bool:
+    """Whether the server says that it is not the one to ask (any more): a new connection may lead to another."""
+    return isinstance(reply, hiredis.ReplyError) and str(reply).startswith(("READONLY", "MASTERDOWN", "LOADING"))
 
 
 def is_noscript(reply: object) -> bool:

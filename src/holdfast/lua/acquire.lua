@@ -5,7 +5,7 @@
 --      3 the tombstone of this token
 -- ARGV 1 token   2 ttl in ms   3 how long a fence is remembered after it was given out, in ms
 --
--- Returns the fence    granted; the ttl is full, whether the key was free or already ours
+-- Returns the fence    granted; the ttl is full (or longer), whether the key was free or already ours
 --         {0, pttl}    refused; ms until the holder's lease ends, -1 if it never does
 --         {-1, 0}      refused; this token was given up before this request arrived
 --
@@ -33,7 +33,10 @@ if not redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2]) then
   if redis.call('GET', KEYS[1]) ~= ARGV[1] then
     return {0, redis.call('PTTL', KEYS[1])}
   end
-  redis.call('PEXPIRE', KEYS[1], ARGV[2])
+  -- This may be the first of two requests, arriving late, after its holder has asked for more: never make it shorter.
+  if redis.call('PTTL', KEYS[1]) < tonumber(ARGV[2]) then
+    redis.call('PEXPIRE', KEYS[1], ARGV[2])
+  end
 end
 redis.call('SET', KEYS[2], fence, 'PX', keep_ms)
 return fence

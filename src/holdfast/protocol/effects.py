@@ -72,6 +72,9 @@ class Step(NamedTuple):
     keys: tuple[str, ...]
     args: tuple[str | int, ...]
 
+    def __repr__(self) -> str:
+        return f"<step {self.script} on {self.keys[0]!r}>"  # the rest holds the token, and tracebacks may show locals
+
 
 class Command(NamedTuple):
     """One plain command of the server, for what needs no script."""

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Final, NamedTuple
 
-from holdfast.lease import HELD, LOST, Hold
+from holdfast.lease import HELD, LOST, Hold, drift
 from holdfast.protocol import mutex
 from holdfast.protocol.effects import Bell, Effects, Step, StepFailed, call_each, clock, tell, wait
 
@@ -59,8 +59,9 @@ class Book:
         return self.holds.pop(hold.token, None) is not None
 
     def entrust(self, hold: Hold, now: float) -> None:
-        stands = max(hold.terms.ttl, mutex.TOMBSTONE_MS / 1000)
-        self.chores.append(Chore(hold, now + stands))
+        # As long as the key can be there (it may have been extended), or a late request could bring it back.
+        matters = max(hold.terms.ttl, mutex.TOMBSTONE_MS / 1000, hold.deadline - now + drift(hold.terms.ttl))
+        self.chores.append(Chore(hold, now + matters))
         self.bell.ring()
 
     def close(self) -> None:

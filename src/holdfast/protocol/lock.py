@@ -167,15 +167,17 @@ class BaseLock(Generic[L]):
         """Leave ``with``. An error of the body stays the one that is raised; what release says is noted on it."""
         lease, block = self._take_entered((yield from caller()))
         hold = lease._hold
-        error, cut_short = yield from detach(hold, block, error)
+        left_with, cut_short = yield from detach(hold, block, error)
         try:
             if hold.phase is not ENDED:  # else it was released within the body
                 yield from release_lease(lease)
         except HoldfastError as failed:
-            if error is None:
+            if left_with is None:
                 raise
-            if not isinstance(error, LeaseLost):
-                error.add_note(f"Leaving the lock failed as well: {type(failed).__name__}: {failed}")
+            if not isinstance(left_with, LeaseLost):
+                left_with.add_note(f"Leaving the lock failed as well: {type(failed).__name__}: {failed}")
+        if left_with is not None and left_with is not error:  # cancelled by somebody else on the way out
+            raise left_with
         if cut_short:
             raise LeaseLost(hold.name, hold.fence, hold.reason)
 

@@ -25,11 +25,12 @@ from holdfast.errors import (
     InvalidConfig,
     LeaseLost,
     NotAcquired,
+    NotHeld,
     OutcomeUnknown,
     ServerSilent,
     Unavailable,
 )
-from holdfast.lease import ENDED, HELD, TRYING, Hold
+from holdfast.lease import ENDED, HELD, TRYING, Hold, drift
 from holdfast.protocol.effects import STOPPED, Effects, Step, StepFailed, call, clock, entrust, tell, wait
 
 __all__ = ["abandon_step", "acquire", "extend", "release", "renew_step", "settle"]
@@ -96,7 +97,7 @@ def _try_until(hold: Hold, until: float | None) -> Effects[bool]:
                 return True
             # The reply came after the deadline: a grant worth nothing, whose key is there all the same.
             hold.phase, hold.doubtful = TRYING, True
-        elif failure is not None and failure.prompt and attempt == 0:
+        if failure is not None and failure.prompt and attempt == 0:
             pass  # only the connection was lost, most likely while it lay idle: another is worth a try, even the last
         elif until is not None and now >= until:
             if failure is None:
@@ -216,20 +217,18 @@ def _free_until(hold: Hold, until: float) -> Effects[tuple[int, bool]]:
             now = yield from clock()
             if not failed.retry or now >= until:
                 yield from entrust(hold)
-                raise _unreleased(hold, failed, resent) from failed.__cause__
+                raise _unreleased(hold, failed, resent, now) from failed.__cause__
             if attempt:
                 yield from wait(None, min(now + backoff(hold.token, attempt), until))
             attempt += 1
 
 
-def _unreleased(hold: Hold, failed: StepFailed, sent: bool) -> HoldfastError:
+def _unreleased(hold: Hold, failed: StepFailed, sent: bool, now: float) -> HoldfastError:
     if not sent:
         return failed.error
-    return OutcomeUnknown(
-        hold.name,
-        "a release",
-        f"it goes on in the background, and the lease ends by itself within {hold.terms.ttl:g} s at the latest",
-    )
+    left = max(0.0, hold.deadline - now) + drift(hold.terms.ttl)
+    advice = f"it goes on in the background, and the lease ends by itself in about {left:.2g} s at the latest"
+    return OutcomeUnknown(hold.name, "a release", advice)
 
 
 def extend(hold: Hold, seconds: float) -> Effects[None]:
@@ -245,6 +244,8 @@ def extend(hold: Hold, seconds: float) -> Effects[None]:
     while True:
         if reason := hold.why_lost(now):
             raise LeaseLost(hold.name, hold.fence, reason)
+        if hold.phase is ENDED:  # released by somebody else in the meantime
+            raise NotHeld(hold.name)
         try:
             was_doubtful, hold.doubtful = hold.doubtful, True
             renewed = yield from call(renew_step(hold, seconds), hold.terms.resend_after)
