@@ -60,7 +60,8 @@ class Terms:
             ("trust", self.ttl - drift(self.ttl)),
             ("renewed_with", self.ttl * 2 / 3),
             ("call_timeout", min(self.ttl / 3, self.timeout)),
-            ("resend_after", min(self.ttl / 3, self.timeout / 2)),  # twice that fits into the timeout
+            # Twice that fits into the timeout; but however short the ttl, a round trip should.
+            ("resend_after", max(min(self.ttl / 3, self.timeout / 2), min(0.1, self.timeout))),
         ):
             object.__setattr__(self, name, value)
 

@@ -153,3 +153,20 @@ async def test_every_task_gets_an_error_of_its_own() -> None:
         errors = await asyncio.gather(*(lock.acquire() for lock in locks), return_exceptions=True)
     assert all(isinstance(error, holdfast.Unavailable) for error in errors)
     assert len({id(error) for error in errors}) == 20
+
+
+def test_a_batch_that_the_server_does_not_read_does_not_hold_up_the_keeper() -> None:
+    """A thousand renewals are more than a unix socket's buffer takes from a writer whose reader sleeps."""
+    with Server(unix=True) as server, holdfast.connect(f"unix://{server.path}") as client:
+        told = threading.Event()
+        leases = [client.lock(f"{'long-name' * 40}{number}", ttl=3).acquire() for number in range(1000)]
+        small = client.lock("small", ttl=2, on_lost=lambda lease: told.set()).acquire()
+        assert small
+        server.pause()
+        assert told.wait(10), "the keeper was stuck in a write"
+        server.resume()
+        assert not small.held
+        for lease in [*leases, small]:
+            with pytest.raises(holdfast.HoldfastError):
+                lease.release()  # type: ignore[union-attr]
+                raise holdfast.NotHeld("it was renewed in time, which is as good")

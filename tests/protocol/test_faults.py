@@ -387,3 +387,34 @@ def test_an_extended_lease_whose_release_fails_is_abandoned_as_long_as_its_key_c
     play.world.down = False
     play.run(2)
     assert play.world.keys() == []
+
+
+def test_leases_that_are_not_renewed_do_not_starve_those_that_are() -> None:
+    """With replies that take 15 ms, and short leases ending all the time beside one that is renewed."""
+    play = Play()
+    play.world.latency_us = 7_500
+    one = play.client("one")
+
+    async def short_ones() -> None:
+        for number in range(60):
+            lease = await one.lock(f"short{number}", ttl=0.1, renew=False).acquire()
+            assert lease
+            await play.sleep(one, 0.05)
+            try:
+                await lease.release()
+            except holdfast.LeaseLost:
+                pass
+
+    process = play.start(one, play.cycle(one, ttl=1.2, hold=4))
+    play.start(one, short_ones())
+    play.run(6)
+    process.outcome()
+
+
+def test_a_release_has_time_for_a_round_trip_however_short_the_ttl() -> None:
+    play = Play()
+    play.world.latency_us = 15_000
+    one = play.client("one")
+    process = play.start(one, play.cycle(one, ttl=0.08, hold=0.001))
+    play.run(2)
+    process.outcome()

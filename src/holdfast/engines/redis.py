@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import select
 import socket
-import struct
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -38,7 +37,7 @@ __all__ = ["Engine"]
 
 _STALE_AFTER: Final = 1.0  # a line that rested so long is looked at before it is trusted
 _MOST_RESTING: Final = 64
-LONGEST_SEND: Final = 5.0  # a server that reads nothing for so long is gone; requests fit into the kernel's buffer
+_ALWAYS_FITS: Final = 16_384  # bytes that the kernel takes without waiting for the server; a batch may be more
 
 _LOOKS: Final = 40  # a microsecond or two each
 _HOPE: Final = 4  # looking has failed so often in a row: it does not pay here
@@ -71,8 +70,6 @@ class Line:
         self._poll: select.poll | None = None
         if type(self._sock) is socket.socket:  # but TLS may have read what poll() would wait for
             self._sock.settimeout(None)
-            limit = struct.pack("@ll", *divmod(round(LONGEST_SEND * 1e6), 10**6))
-            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
             self._poll = select.poll()
             self._poll.register(self._sock, select.POLLIN)
         self._reader = hiredis.Reader()
@@ -101,12 +98,16 @@ class Line:
         return replies
 
     def _send(self, data: bytes, deadline: float) -> None:
-        if self._poll is None:
-            self._sock.settimeout(max(0.001, deadline - time.monotonic()))
+        if self._poll is not None and len(data) <= _ALWAYS_FITS:
+            self._sock.sendall(data)
+            return
+        self._sock.settimeout(max(0.001, deadline - time.monotonic()))
         try:
             self._sock.sendall(data)
-        except (TimeoutError, BlockingIOError) as error:
+        except TimeoutError as error:
             raise Silence from error
+        if self._poll is not None:
+            self._sock.settimeout(None)
 
     def _read(self, deadline: float) -> bytes:
         chunk = self._look() if self._poll is not None else None

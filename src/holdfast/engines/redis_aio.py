@@ -139,7 +139,7 @@ class Engine:
             wire.send(op, reply)
         else:
             self._backlog.append((op, reply))
-            if self._connecting is None:
+            if self._connecting is None or self._connecting.done():
                 self._connecting = loop.create_task(self._connect(loop))
         alarm = loop.call_later(timeout, self.expire, reply, timeout)
         reply.add_done_callback(lambda _: alarm.cancel())

@@ -113,8 +113,9 @@ def plan(holds: list[Hold], now: float) -> Round:
         if now >= hold.deadline:
             over.append(hold)
             continue
-        first_deadline = min(first_deadline, hold.deadline)
         when = due_at(hold)
+        if when < hold.deadline:
+            first_deadline = min(first_deadline, hold.deadline)
         if when < hold.deadline and when <= now + hold.terms.ttl / 12 and hold.retry_at <= now:
             due.append(hold)
         else:
@@ -155,7 +156,8 @@ def _renew(book: Book, todo: Round, now: float) -> Effects[None]:
         ttls = [min(hold.terms.ttl, (hold.ends - asked_at) * 1.02 + 0.003) for hold in batch]
         steps = [mutex.renew_step(hold, ttl) for hold, ttl in zip(batch, ttls, strict=True)]
         shortest = min((hold.terms.ttl for hold in batch), default=1.0)
-        timeout = max(0.01, min(LONGEST_CALL, shortest / 3, todo.first_deadline - asked_at))
+        # Not beyond the deadline of any that is to be renewed, lest it is told late; but long enough for a round trip.
+        timeout = min(LONGEST_CALL, shortest / 3, max(mutex.SHORTEST_CALL, todo.first_deadline - asked_at))
         replies = yield from call_each(steps, timeout)
         now = yield from clock()
         for hold, ttl, reply in zip(batch, ttls, replies, strict=True):

@@ -234,7 +234,7 @@ def _unreleased(hold: Hold, failed: StepFailed, sent: bool, now: float) -> Holdf
 def extend(hold: Hold, seconds: float) -> Effects[None]:
     """Make it last at least that long from now. It never gets shorter."""
     started = now = yield from clock()
-    if now + seconds > hold.ends:
+    if now + seconds > hold.ends and not hold.why_lost(now):
         left = max(0.0, hold.ends - now)
         raise InvalidConfig(
             f"extend({seconds:g})",
