@@ -24,16 +24,13 @@ _SIDE_KEY = re.compile(r":hf[0-9]:")
 
 
 class Keys(NamedTuple):
-    """The keys of one lock. Side keys are ``head + kind + tail``."""
+    """The keys of one lock. Side keys are ``head``, what they are for, and ``tail``."""
 
     name: str
     main: str
     fence: str
     head: str
     tail: str
-
-    def side(self, kind: str) -> str:
-        return f"{self.head}{kind}{self.tail}"
 
     def tombstone(self, token: str) -> str:
         return f"{self.head}gone:{token}{self.tail}"

@@ -20,7 +20,7 @@ from holdfast.engines.redis_aio import Engine
 from holdfast.engines.target import Target
 from holdfast.lease import Hold
 from holdfast.protocol import effects as fx
-from holdfast.protocol.keepalive import Book, keep
+from holdfast.protocol.keepalive import CLOSED, Book, keep
 from holdfast.protocol.mutex import GRACE
 
 __all__ = ["Bell", "Driver"]
@@ -187,7 +187,7 @@ class Driver:
             await asyncio.wait([keeper], timeout=2.0)
             keeper.cancel()
         for hold in list(self.book.holds.values()):
-            if hold.lose("its client was closed"):
+            if hold.lose(CLOSED):
                 self._tell(hold)
         await self.engine.close()
         await self._keepers_engine.close()

@@ -10,6 +10,7 @@ import logging
 import os
 import threading
 import weakref
+from queue import SimpleQueue
 from time import sleep
 from typing import Any, TypeVar
 
@@ -19,7 +20,7 @@ from holdfast.engines.redis import Engine
 from holdfast.engines.target import Target
 from holdfast.lease import Hold
 from holdfast.protocol import effects as fx
-from holdfast.protocol.keepalive import Book, keep
+from holdfast.protocol.keepalive import CLOSED, Book, keep
 
 __all__ = ["Bell", "Driver"]
 
@@ -38,14 +39,16 @@ class Bell(threading.Event):
 class Driver:
     """Runs protocols for one client: its engine, its keeper and its book."""
 
-    def __init__(self, target: Target, timeout: float) -> None:
+    def __init__(self, target: Target) -> None:
         self.address = target.address
-        self.engine = Engine(target, timeout)
+        self.engine = Engine(target)
         self.book = Book(Bell())
         self.now = clock.now
         self.life = 0  # counts forks
-        self._keepers_engine = Engine(target, timeout)
+        self._keepers_engine = Engine(target)
         self._keeper: threading.Thread | None = None
+        self._teller: threading.Thread | None = None
+        self._news: SimpleQueue[Hold | None] = SimpleQueue()  # of losses, to be told
         self._starting = threading.Lock()
         _drivers.add(self)
 
@@ -58,6 +61,8 @@ class Driver:
             # Ctrl-C between two effects can hit the driver itself; the protocol must still have its clean-up.
             if fx.is_over(protocol):
                 raise
+            if not fx.is_begun(protocol):
+                protocol.send(None)  # what has not begun cannot clean up: let it come to its first effect
             return self._drive(protocol, engine, protocol.throw, error)
 
     def _drive(self, protocol: fx.Effects[T], engine: Engine | None, advance: Any, value: Any) -> T:
@@ -106,7 +111,7 @@ class Driver:
             self.book.entrust(effect.hold, clock.now())
             return self.keep()
         if isinstance(effect, fx.Tell):
-            return _tell(effect.hold)
+            return self._tell(effect.hold)
         if isinstance(effect, fx.Attach):
             return None  # a thread cannot be cancelled; its body has lost and check()
         assert isinstance(effect, fx.Detach)
@@ -124,7 +129,10 @@ class Driver:
             with self._starting:
                 if self._keeper is None and not self.book.closed:
                     keeper = threading.Thread(target=self._keep, name="holdfast-keeper", daemon=True)
-                    keeper.start()
+                    try:
+                        keeper.start()
+                    except RuntimeError:  # the interpreter is on its way out, and the lease will be, too, by its ttl
+                        return
                     self._keeper = keeper
 
     def _keep(self) -> None:
@@ -135,14 +143,34 @@ class Driver:
                 log.exception("the keeper of %s stumbled and starts again", self.engine.address)
                 sleep(1.0)
 
+    def _tell(self, hold: Hold) -> None:
+        """Call on_lost, in a thread for that: what it does must not hold up the renewal of other leases."""
+        if hold.notify is None:
+            return
+        self._news.put(hold)
+        with self._starting:
+            if self._teller is None:
+                self._teller = threading.Thread(target=self._tell_all, name="holdfast-on-lost", daemon=True)
+                self._teller.start()
+
+    def _tell_all(self) -> None:
+        while (hold := self._news.get()) is not None:
+            try:
+                if hold.notify is not None:
+                    hold.notify()
+            except Exception:
+                log.exception("on_lost of the lock %r failed", hold.name)
+            del hold  # which may be the last to know of its lease
+
     def close(self) -> None:
         self.book.close()
         keeper = self._keeper
         if keeper is not None and keeper is not threading.current_thread():
             keeper.join(timeout=2.0)
         for hold in list(self.book.holds.values()):
-            if hold.lose("its client was closed"):
-                _tell(hold)
+            if hold.lose(CLOSED):
+                self._tell(hold)
+        self._news.put(None)
         self.engine.close()
         self._keepers_engine.close()
 
@@ -153,7 +181,8 @@ class Driver:
         self._keepers_engine.forget()
         self.book.disown("this process was forked from the holder; the hold stayed with the parent")
         self.book.bell = Bell()
-        self._keeper = None
+        self._keeper = self._teller = None
+        self._news = SimpleQueue()
         self._starting = threading.Lock()
 
 
@@ -163,19 +192,6 @@ def _wait(bell: fx.Bell | None, until: float) -> None:
         bell.wait(left)
     elif left > 0:
         sleep(left)
-
-
-def _tell(hold: Hold) -> None:
-    """Call on_lost, in a thread of its own: what it does must not hold up the renewal of other leases."""
-
-    def run() -> None:
-        try:
-            hold.notify()  # type: ignore[misc]
-        except Exception:
-            log.exception("on_lost of the lock %r failed", hold.name)
-
-    if hold.notify is not None:
-        threading.Thread(target=run, name="holdfast-on-lost", daemon=True).start()
 
 
 def _forget_all() -> None:

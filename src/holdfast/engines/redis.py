@@ -166,10 +166,9 @@ class Line:
 class Engine:
     """Runs steps on one server. Any thread may use it."""
 
-    def __init__(self, target: Target, timeout: float) -> None:
+    def __init__(self, target: Target) -> None:
         self.address = target.address
         self._target = target
-        self._timeout = timeout
         self._resting: deque[Line] = deque()
         self._open: set[Line] = set()  # resting or not: a forked child must let go of all of them
         self._known = False  # whether this server was ever reached

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast.lab.waiting import Bell, Gate
 from holdfast.lease import Hold
 from holdfast.protocol import effects as fx
-from holdfast.protocol.keepalive import Book, keep
+from holdfast.protocol.keepalive import CLOSED, Book, keep
 from holdfast.protocol.mutex import GRACE
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class Machine:
     async def close(self) -> None:
         self.book.close()
         for hold in list(self.book.holds.values()):
-            if hold.lose("its client was closed") and hold.notify is not None:
+            if hold.lose(CLOSED) and hold.notify is not None:
                 hold.notify()
 
     # Faults.

@@ -19,6 +19,7 @@ What a driver promises:
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Generator, Hashable, Sequence
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar
 
@@ -55,6 +56,7 @@ __all__ = [
     "detach",
     "enter",
     "entrust",
+    "is_begun",
     "is_over",
     "new_bell",
     "new_token",
@@ -209,6 +211,11 @@ _CALLER: Final = Caller()
 def is_over(protocol: Effects[Any]) -> bool:
     """Whether it has ended, so that an exception seen by a driver is its own and not that of an effect."""
     return getattr(protocol, "gi_frame", None) is None
+
+
+def is_begun(protocol: Effects[Any]) -> bool:
+    """Whether any of its code has run."""
+    return inspect.getgeneratorstate(protocol) != inspect.GEN_CREATED
 
 
 # As a NamedTuple makes itself, less the sorting out of its arguments, which takes longer than the making.

@@ -23,12 +23,14 @@ from holdfast.lease import HELD, LOST, Hold, drift
 from holdfast.protocol import mutex
 from holdfast.protocol.effects import Bell, Effects, Step, StepFailed, call_each, clock, tell, wait
 
-__all__ = ["Book", "Round", "keep", "plan"]
+__all__ = ["CLOSED", "Book", "Round", "keep", "plan"]
 
 LONGEST_SLEEP: Final = 60.0
 LONGEST_CALL: Final = 1.0  # a stuck connection must not keep the keeper from other leases for long
 CHORE_PAUSE: Final = 0.2
 BATCH: Final = 1000
+
+CLOSED: Final = "its client was closed"
 
 
 class Chore(NamedTuple):
@@ -49,6 +51,8 @@ class Book:
 
     def enter(self, hold: Hold) -> None:
         self.holds[hold.token] = hold
+        if self.closed:
+            hold.lose(CLOSED)
         when = due_at(hold)
         if when < self.wakes_at:
             self.wanted_at = when

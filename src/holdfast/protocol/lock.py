@@ -165,21 +165,30 @@ class BaseLock(Generic[L]):
 
     def _leave(self, error: BaseException | None) -> Effects[None]:
         """Leave ``with``. An error of the body stays the one that is raised; what release says is noted on it."""
-        lease, block = self._take_entered((yield from caller()))
-        hold = lease._hold
-        left_with, cut_short = yield from detach(hold, block, error)
+        entered: tuple[L, Any] | None = None
         try:
-            if hold.phase is not ENDED:  # else it was released within the body
+            entered = self._take_entered((yield from caller()))
+            lease, block = entered
+            hold = lease._hold
+            left_with, cut_short = yield from detach(hold, block, error)
+            try:
+                if hold.phase is not ENDED:  # else it was released within the body
+                    yield from release_lease(lease)
+            except HoldfastError as failed:
+                if left_with is None:
+                    raise
+                if not isinstance(left_with, LeaseLost):
+                    left_with.add_note(f"Leaving the lock failed as well: {type(failed).__name__}: {failed}")
+            if left_with is not None and left_with is not error:  # cancelled by somebody else on the way out
+                raise left_with
+            if cut_short:
+                raise LeaseLost(hold.name, hold.fence, hold.reason)
+        except STOPPED:
+            # Interrupted before the release had begun, it must be begun here: nobody else will.
+            lease, _ = entered or self._take_entered((yield from caller()))
+            if lease._hold.token in self._driver.book.holds:
                 yield from release_lease(lease)
-        except HoldfastError as failed:
-            if left_with is None:
-                raise
-            if not isinstance(left_with, LeaseLost):
-                left_with.add_note(f"Leaving the lock failed as well: {type(failed).__name__}: {failed}")
-        if left_with is not None and left_with is not error:  # cancelled by somebody else on the way out
-            raise left_with
-        if cut_short:
-            raise LeaseLost(hold.name, hold.fence, hold.reason)
+            raise
 
     def _take_entered(self, me: Hashable) -> tuple[L, Any]:
         """The lease that this ``with`` obtained. It may be left in another thread or task than it was entered in (a
