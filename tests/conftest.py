@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import redis
+from hypothesis import settings
 
 import holdfast
 from holdfast.lua import SCRIPTS
 from tests.proxy import Proxy
 from tests.servers import Server
 from tests.support import FACES
+
+# The same examples every time: a red run is then about the change, not about luck. To look for new ones:
+# pytest --hypothesis-profile=default.
+settings.register_profile("steady", derandomize=True, database=None)
+settings.load_profile("steady")
+
+# A shell that starts us in the background lets us ignore these, and whatever we start inherits that. But Ctrl-C is
+# among the things to be tested.
+for number, action in ((signal.SIGINT, signal.default_int_handler), (signal.SIGQUIT, signal.SIG_DFL)):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, action)
 
 
 @pytest.fixture(scope="session")

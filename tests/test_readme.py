@@ -6,10 +6,12 @@ import re
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import redis
 
 from tests.servers import Server
 
@@ -22,6 +24,10 @@ BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 def directory() -> Iterator[str]:
     with tempfile.TemporaryDirectory(prefix="hf-") as directory:
         yield directory
+        with redis.Redis(unix_socket_path=f"{directory}/readme/holdfast.sock") as server:
+            server.shutdown(nosave=True)
+        while list(Path(directory, "readme").glob("holdfast.sock")):
+            time.sleep(0.01)
 
 
 def test_the_examples_run(directory: str, server: Server) -> None:

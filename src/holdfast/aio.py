@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any
+from typing import Any, Unpack
 
 from holdfast.drivers.aio import Driver
 from holdfast.engines.target import aim
 from holdfast.face import BaseClient
 from holdfast.lease import BaseLease
-from holdfast.options import client_terms, patience, seconds
+from holdfast.options import Options, client_terms, patience, seconds
 from holdfast.protocol.lock import BaseLock, BaseLost, extend_lease, release_lease, wait_until_lost
 
 __all__ = ["Client", "Lease", "Lock", "Lost", "connect", "lock"]
@@ -137,7 +137,7 @@ def connect(
 _default: Client | None = None
 
 
-def lock(*names: str, **options: Any) -> Lock:
+def lock(*names: str, **options: Unpack[Options]) -> Lock:
     """A lock of a client that is made on first use: ``async with holdfast.aio.lock("nightly"): ...``"""
     global _default  # noqa: PLW0603 (that is what a default client is)
     _default = _default or connect()

@@ -73,16 +73,15 @@ class NotAcquired(HoldfastError):
 class AcquireTimeout(NotAcquired, TimeoutError):
     """The lock was not obtained within the wait."""
 
-    def __init__(self, name: str, waited: float, reason: str = "it is held by someone else") -> None:
-        super().__init__(name, reason)
+    def __init__(self, name: str, waited: float, reason: str = "") -> None:
+        super().__init__(
+            name, reason or "someone else holds it. Wait longer (wait=), or catch AcquireTimeout and come back later"
+        )
         self.waited = waited
 
     def _message(self) -> str:
         waited = f"within {self.waited:.3g} s" if self.waited else "at the first try"
-        return (
-            f"lock {self.name!r} was not acquired {waited}: {self.reason}. "
-            "Wait longer (wait=), or catch AcquireTimeout and come back later"
-        )
+        return f"lock {self.name!r} was not acquired {waited}: {self.reason}"
 
 
 class LeaseLost(HoldfastError):

@@ -5,16 +5,28 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, TypedDict
 
 from holdfast.errors import InvalidConfig
 from holdfast.lease import Terms
 
-__all__ = ["client_terms", "patience", "seconds", "terms_of"]
+__all__ = ["Options", "client_terms", "patience", "seconds", "terms_of"]
 
 SHORTEST_TTL: Final = 0.01
 LONGEST: Final = 366 * 86_400.0
 LONGEST_LABEL: Final = 200
+
+
+class Options(TypedDict, total=False):
+    """What ``lock`` takes beside names, for those who pass it on."""
+
+    ttl: float
+    wait: float | None
+    renew: bool
+    max_hold: float | None
+    on_lost: Any
+    label: str
+    cohort: int
 
 
 def seconds(what: str, value: Any, *, least: float = 0.0, most: float = LONGEST) -> float:

@@ -63,8 +63,8 @@ def locate(url: str) -> Location:
         port = parts.port
     except ValueError:  # its text quotes the URL, password and all
         raise InvalidConfig(f"URL {shown!r}", "its host or port cannot be read; percent-encode the password") from None
-    if "@" in f"{parts.path}{parts.query}{parts.fragment}" and "@" not in parts.netloc:
-        raise InvalidConfig(f"URL {shown!r}", "an '@' comes after '/', '?' or '#'; percent-encode the password")
+    if "@" in f"{parts.path}{parts.query}{parts.fragment}":
+        raise InvalidConfig(f"URL {shown!r}", "an '@' comes after '/', '?' or '#'; percent-encode it, as %40")
     if scheme == "unix":
         if not parts.path:
             raise InvalidConfig(f"URL {shown!r}", "it names no socket; write unix:///path/to/socket")

@@ -53,7 +53,8 @@ class RunCommand(click.Command):
         formatter.write_usage(ctx.command_path, "[OPTIONS] NAME... -- COMMAND [ARG]...")
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        records = {param.name: param.get_help_record(ctx) for param in self.get_params(ctx)}
+        options = [param for param in self.get_params(ctx) if isinstance(param, click.Option)]
+        records = {param.name: param.get_help_record(ctx) for param in options}
         for title, names in self.sections.items():
             rows = [records.pop(name) for name in names] if names else list(records.values())
             with formatter.section(click.style(title, bold=True)):

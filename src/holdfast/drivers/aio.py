@@ -18,6 +18,7 @@ from holdfast.drivers import clock
 from holdfast.drivers.body import Body
 from holdfast.engines.redis_aio import Engine
 from holdfast.engines.target import Target
+from holdfast.errors import InvalidConfig
 from holdfast.lease import Hold
 from holdfast.protocol import effects as fx
 from holdfast.protocol.keepalive import CLOSED, Book, keep
@@ -189,11 +190,14 @@ class Driver:
         for hold in list(self.book.holds.values()):
             if hold.lose(CLOSED):
                 self._tell(hold)
+            hold.gate.leave(hold)  # whoever waits there is to find out, too
         await self.engine.close()
         await self._keepers_engine.close()
 
     def _move_to(self, loop: asyncio.AbstractEventLoop) -> None:
         if self._loop is not None:
+            if self._loop.is_running():  # in another thread
+                raise InvalidConfig("a client in two event loops at once", "connect in each of them")
             self._begin_anew("the event loop in which it was acquired has ended")
         self._loop = loop
 

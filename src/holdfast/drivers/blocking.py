@@ -170,6 +170,7 @@ class Driver:
         for hold in list(self.book.holds.values()):
             if hold.lose(CLOSED):
                 self._tell(hold)
+            hold.gate.leave(hold)  # whoever waits there is to find out, too
         self._news.put(None)
         self.engine.close()
         self._keepers_engine.close()

@@ -96,7 +96,9 @@ def _aim_at_url(location: Location, url: str, flavour: ModuleType) -> Target:
     try:
         target.connection(1.0, {})  # opens nothing, but knows which options there are
     except TypeError as error:
-        option = str(error).rpartition("argument ")[2]
+        # With credentials among the options, the unknown one may be a part of them that was not percent-encoded.
+        secret = re.search(r"[?&][^=&]*(password|username)", url)
+        option = "one of its options" if secret else str(error).rpartition("argument ")[2]
         raise InvalidConfig(f"URL {redact(url)!r}", f"{option} is no option of a connection") from None
     return target
 

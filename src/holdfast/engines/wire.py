@@ -83,7 +83,7 @@ def refusal(reply: Exception, address: str) -> StepFailed:
     code = text.split(" ", 1)[0]
     if code == "WRONGTYPE":
         error: HoldfastError = Unsupported(
-            "the lock's key holds something that is not a lock of this kind",
+            "its key holds something that is not a lock of this kind",
             "choose another name, or a namespace (Redisson keeps its locks in hashes, for one)",
         )
         return _failed(error, reply, sent=False, retry=False)

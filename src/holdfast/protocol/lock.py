@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Any, Generic, Protocol, TypeVar
 
-from holdfast.errors import AcquireTimeout, HoldfastError, LeaseLost, NotHeld
+from holdfast.errors import AcquireTimeout, HoldfastError, LeaseLost, NotHeld, Unavailable
 from holdfast.lease import ENDED, HELD, BaseLease, Hold, Terms
 from holdfast.names import Keys
 from holdfast.protocol import mutex
@@ -44,6 +44,7 @@ L = TypeVar("L", bound=BaseLease)
 class Driver(Protocol):
     """What a lock needs of the driver that runs it, beside running it."""
 
+    address: str
     book: Book
     life: int
 
@@ -102,6 +103,8 @@ class BaseLock(Generic[L]):
         until = None if patience is None else (yield from clock()) + patience
         if self._life != self._driver.life:
             self._begin_life()
+        if self._driver.book.closed:
+            raise Unavailable({self._driver.address: "this client was closed"}, "Connect again, or close it later")
         gate = self._gate
         hold = Hold(self._keys, self._terms, gate)
         try:
@@ -151,7 +154,7 @@ class BaseLock(Generic[L]):
     def _enter(self) -> Effects[L]:
         lease = yield from self._acquire(self._terms.wait)
         if lease is None:
-            raise AcquireTimeout(self.name, self._terms.wait or 0.0)
+            raise AcquireTimeout(self.name, self._terms.wait or 0.0, self._why_not((yield from clock())))
         try:
             me = yield from caller()
             block = None
@@ -163,11 +166,19 @@ class BaseLock(Generic[L]):
             raise
         return lease
 
+    def _why_not(self, now: float) -> str:
+        """Why it could not be had; empty if somebody else has it."""
+        if self._lease is None or self._lease._hold.phase is ENDED:
+            return ""
+        if self._lease._hold.why_lost(now):
+            return "the last lease of this Lock object was lost. Call its release(), which says so, and start again"
+        return "this very Lock object holds it, and it is not reentrant. Nested by mistake? Give each holder its own"
+
     def _leave(self, error: BaseException | None) -> Effects[None]:
         """Leave ``with``. An error of the body stays the one that is raised; what release says is noted on it."""
         entered: tuple[L, Any] | None = None
         try:
-            entered = self._take_entered((yield from caller()))
+            entered = self._find_entered((yield from caller()))
             lease, block = entered
             hold = lease._hold
             left_with, cut_short = yield from detach(hold, block, error)
@@ -185,21 +196,25 @@ class BaseLock(Generic[L]):
                 raise LeaseLost(hold.name, hold.fence, hold.reason)
         except STOPPED:
             # Interrupted before the release had begun, it must be begun here: nobody else will.
-            lease, _ = entered or self._take_entered((yield from caller()))
+            lease, _ = entered = entered or self._find_entered((yield from caller()))
             if lease._hold.token in self._driver.book.holds:
                 yield from release_lease(lease)
             raise
+        finally:
+            self._forget_entered(entered)
 
-    def _take_entered(self, me: Hashable) -> tuple[L, Any]:
+    def _find_entered(self, me: Hashable) -> tuple[L, Any]:
         """The lease that this ``with`` obtained. It may be left in another thread or task than it was entered in (a
         generator that is closed elsewhere, a framework that moves work about): then it is the oldest one."""
-        if me not in self._entered:
-            me = next(iter(self._entered))
-        stack = self._entered[me]
-        entered = stack.pop()
-        if not stack:
-            del self._entered[me]
-        return entered
+        mine = self._entered.get(me)
+        return mine[-1] if mine else next(stack[0] for stack in self._entered.values() if stack)
+
+    def _forget_entered(self, entered: tuple[L, Any] | None) -> None:
+        for me, stack in list(self._entered.items()):
+            if entered in stack:
+                stack.remove(entered)
+            if not stack:
+                self._entered.pop(me, None)
 
     def __reduce__(self) -> Any:
         raise TypeError("a Lock cannot be pickled: connect and name the lock anew in the other process")

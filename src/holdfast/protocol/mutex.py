@@ -29,6 +29,7 @@ from holdfast.errors import (
     OutcomeUnknown,
     ServerSilent,
     Unavailable,
+    Unsupported,
 )
 from holdfast.lease import ENDED, HELD, TRYING, Hold, drift
 from holdfast.protocol.effects import STOPPED, Effects, Step, StepFailed, call, clock, entrust, tell, wait
@@ -89,7 +90,7 @@ def _try_until(hold: Hold, until: float | None) -> Effects[bool]:
             left_ms = yield from _ask(hold, step, _call_timeout(hold, until, asked_at), asked_at)
         except StepFailed as failed:
             if not failed.retry:
-                raise failed.error from failed.__cause__
+                raise _named(hold, failed.error) from failed.__cause__
             failure = failed
         now = yield from clock()
         if hold.phase is HELD:
@@ -144,6 +145,11 @@ def backoff(token: str, attempt: int) -> float:
     longest = min(_FIRST_PAUSE * 2.0 ** min(attempt, 10), _LONGEST_PAUSE)
     dice = ord(token[-1 - attempt % min(len(token), 16)]) % 16 if token else 0
     return longest * (0.5 + dice / 32)
+
+
+def _named(hold: Hold, error: HoldfastError) -> HoldfastError:
+    """An engine knows of keys; whose lock it is about is known here."""
+    return Unsupported(f"lock {hold.name!r}: {error.what}", error.advice) if isinstance(error, Unsupported) else error
 
 
 def _silent(hold: Hold, waited: float, error: HoldfastError) -> HoldfastError:
