@@ -170,3 +170,56 @@ def test_a_batch_that_the_server_does_not_read_does_not_hold_up_the_keeper() -> 
             with pytest.raises(holdfast.HoldfastError):
                 lease.release()  # type: ignore[union-attr]
                 raise holdfast.NotHeld("it was renewed in time, which is as good")
+
+
+def test_a_lock_object_of_a_closed_client_does_not_wait_for_its_own_lease(connect: Any, url: str) -> None:
+    face = connect(url)
+    lock = face.lock("x")
+    lease = lock.acquire()
+
+    def wait() -> None:
+        with pytest.raises(holdfast.Unavailable):
+            lock.acquire()
+
+    waiter = threading.Thread(target=wait, daemon=True)
+    waiter.start()
+    face.client.close() if face.kind == "blocking" else face._call(face.client.aclose())
+    with pytest.raises(holdfast.Unavailable, match="closed"):
+        lock.acquire()
+    waiter.join(10)
+    assert not waiter.is_alive()
+    assert not lease.held
+    with pytest.raises(holdfast.LeaseLost):
+        lock.release()
+
+
+def test_who_nests_a_lock_in_itself_is_told_so(face: Any) -> None:
+    lock = face.lock("x", wait=0.05)
+    with lock, pytest.raises(holdfast.AcquireTimeout, match="this very Lock object"):
+        with face.lock("y"), lock:
+            pass
+    lost = face.lock("z", wait=0.05, ttl=0.05, renew=False)
+    lease = lost.acquire()
+    time.sleep(0.1)
+    with pytest.raises(holdfast.AcquireTimeout, match="was lost"), lost:
+        pass
+    with pytest.raises(holdfast.LeaseLost):
+        lease.release()
+
+
+def test_a_client_in_two_event_loops_at_once_is_refused(url: str) -> None:
+    async def main() -> None:
+        async with holdfast.aio.connect(url) as client:
+            async with client.lock("x") as lease:
+
+                def elsewhere() -> None:
+                    async def work() -> None:
+                        await client.lock("y").acquire()
+
+                    with pytest.raises(holdfast.InvalidConfig, match="two event loops"):
+                        asyncio.run(work())
+
+                await asyncio.to_thread(elsewhere)
+                assert lease.held
+
+    asyncio.run(main())

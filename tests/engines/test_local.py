@@ -603,3 +603,13 @@ def test_named_program_that_cannot_be_run_is_a_mistake_of_configuration(
     monkeypatch.setenv("HOLDFAST_SERVER", "/nowhere/valkey-server")
     with pytest.raises(InvalidConfig, match="HOLDFAST_SERVER"):
         local.ensure(place)
+
+
+def test_a_server_whose_directory_was_removed_goes_away_too(place: str) -> None:
+    path = local.ensure(place)
+    pid = server_pid(path)
+    with client(path) as server:
+        eventually(lambda: server.info("clients")["connected_clients"] == 2)  # the warden has come
+    shutil.rmtree(place)
+    eventually(lambda: pid not in servers(place))
+    eventually(lambda: processes(place) == [])

@@ -191,7 +191,10 @@ def anything_held(link: Link) -> bool:
 
 def leave(link: Link, seen: int) -> bool:
     """End the server, unless somebody is there or was there since `seen` connections. False: it lives on."""
-    lock = try_lock(LOCK)
+    try:
+        lock = try_lock(LOCK)
+    except FileNotFoundError:  # the whole directory was removed, and with it the way in
+        return shut_down(link, seen)
     if lock is None:
         return False
     left = False
