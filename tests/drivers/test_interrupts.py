@@ -311,7 +311,7 @@ while True:
         again.release()
     if len(orphans) > 5:
         break
-say("interrupted", interrupted > 150)
+say("interrupted", interrupted > 60)
 for orphan in orphans:
     say(orphan.rpartition("/holdfast/")[2], "in", orphan[:40])
 client.close()

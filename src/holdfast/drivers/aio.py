@@ -10,11 +10,9 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-import os
-import weakref
 from typing import Any, TypeVar
 
-from holdfast.drivers import clock
+from holdfast.drivers import clock, forks
 from holdfast.drivers.body import Body
 from holdfast.engines.redis_aio import Engine
 from holdfast.engines.target import Target
@@ -28,8 +26,6 @@ __all__ = ["Bell", "Driver"]
 
 T = TypeVar("T")
 log = logging.getLogger("holdfast")
-
-_drivers: weakref.WeakSet[Driver] = weakref.WeakSet()
 
 
 class Bell(asyncio.Event):
@@ -79,7 +75,7 @@ class Driver:
         self._keeper: asyncio.Task[None] | None = None
         self._told: set[asyncio.Task[Any]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
-        _drivers.add(self)
+        forks.watch(self)
 
     gate = Gate
 
@@ -245,12 +241,3 @@ async def _finish_telling(outcome: Any, name: str) -> None:
         await outcome
     except Exception:
         log.exception("on_lost of the lock %r failed", name)
-
-
-def _forget_all() -> None:
-    for driver in list(_drivers):
-        driver.forget()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_all)

@@ -7,14 +7,12 @@ in a daemon thread, with a connection of its own.
 from __future__ import annotations
 
 import logging
-import os
 import threading
-import weakref
 from queue import SimpleQueue
 from time import sleep
 from typing import Any, TypeVar
 
-from holdfast.drivers import clock
+from holdfast.drivers import clock, forks
 from holdfast.drivers.gate import Gate
 from holdfast.engines.redis import Engine
 from holdfast.engines.target import Target
@@ -26,8 +24,6 @@ __all__ = ["Bell", "Driver"]
 
 T = TypeVar("T")
 log = logging.getLogger("holdfast")
-
-_drivers: weakref.WeakSet[Driver] = weakref.WeakSet()
 
 
 class Bell(threading.Event):
@@ -50,7 +46,7 @@ class Driver:
         self._teller: threading.Thread | None = None
         self._news: SimpleQueue[Hold | None] = SimpleQueue()  # of losses, to be told
         self._starting = threading.Lock()
-        _drivers.add(self)
+        forks.watch(self)
 
     gate = Gate
 
@@ -193,12 +189,3 @@ def _wait(bell: fx.Bell | None, until: float) -> None:
         bell.wait(left)
     elif left > 0:
         sleep(left)
-
-
-def _forget_all() -> None:
-    for driver in list(_drivers):
-        driver.forget()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_all)
