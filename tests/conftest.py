@@ -21,11 +21,11 @@ from tests.support import FACES
 settings.register_profile("steady", derandomize=True, database=None)
 settings.load_profile("steady")
 
-# A shell that starts us in the background lets us ignore these, and whatever we start inherits that. But Ctrl-C is
+# A shell that starts us in the background, or nohup, lets us ignore these, and whatever we start inherits that. But Ctrl-C is
 # among the things to be tested.
-for number, action in ((signal.SIGINT, signal.default_int_handler), (signal.SIGQUIT, signal.SIG_DFL)):
+for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
     if signal.getsignal(number) is signal.SIG_IGN:
-        signal.signal(number, action)
+        signal.signal(number, signal.default_int_handler if number is signal.SIGINT else signal.SIG_DFL)
 
 
 @pytest.fixture(scope="session")
