@@ -21,8 +21,8 @@ from tests.support import FACES
 settings.register_profile("steady", derandomize=True, database=None)
 settings.load_profile("steady")
 
-# A shell that starts us in the background, or nohup, lets us ignore these, and whatever we start inherits that. But Ctrl-C is
-# among the things to be tested.
+# A shell that starts us in the background, or nohup, lets us ignore these, and whatever we start inherits that. But
+# Ctrl-C and a lost terminal are among the things to be tested.
 for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, signal.default_int_handler if number is signal.SIGINT else signal.SIG_DFL)
