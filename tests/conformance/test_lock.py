@@ -495,3 +495,12 @@ def test_on_lost_ignore_leaves_the_body_alone(play: Any) -> None:
         return log
 
     assert play(scenario) == ["finished"]
+
+
+def test_leaving_what_was_not_entered_is_refused(play: Any) -> None:
+    async def scenario(api: Any) -> None:
+        lock = api.client().lock("a")
+        with pytest.raises(holdfast.NotHeld):
+            await lock.__aexit__(None, None, None)
+
+    play(scenario)

@@ -311,7 +311,7 @@ while True:
         again.release()
     if len(orphans) > 5:
         break
-say("interrupted", interrupted > 60)
+say("interrupted", interrupted > 100 and interrupted >= moment - 3)  # at (nearly) every moment there is
 for orphan in orphans:
     say(orphan.rpartition("/holdfast/")[2], "in", orphan[:40])
 client.close()

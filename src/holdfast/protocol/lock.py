@@ -86,7 +86,7 @@ class BaseLock(Generic[L]):
         self._keys = keys
         self._terms = terms
         self._lease_class = lease_class
-        self._entered: dict[Hashable, list[tuple[L, Any]]] = {}
+        self._entered: list[tuple[Hashable, L, Any]] = []  # caller, lease, block; oldest first
         self._begin_life()
 
     def _begin_life(self) -> None:
@@ -160,7 +160,7 @@ class BaseLock(Generic[L]):
             block = None
             if self._terms.on_lost in (None, "cancel"):
                 block = yield from attach(lease._hold)
-            self._entered.setdefault(me, []).append((lease, block))
+            self._entered.append((me, lease, block))
         except STOPPED:  # interrupted on the threshold: the body will not run, so nobody else would release it
             yield from release_lease(lease)
             raise
@@ -176,10 +176,10 @@ class BaseLock(Generic[L]):
 
     def _leave(self, error: BaseException | None) -> Effects[None]:
         """Leave ``with``. An error of the body stays the one that is raised; what release says is noted on it."""
-        entered: tuple[L, Any] | None = None
+        entered = None
         try:
             entered = self._find_entered((yield from caller()))
-            lease, block = entered
+            _, lease, block = entered
             hold = lease._hold
             left_with, cut_short = yield from detach(hold, block, error)
             try:
@@ -196,25 +196,21 @@ class BaseLock(Generic[L]):
                 raise LeaseLost(hold.name, hold.fence, hold.reason)
         except STOPPED:
             # Interrupted before the release had begun, it must be begun here: nobody else will.
-            lease, _ = entered = entered or self._find_entered((yield from caller()))
+            _, lease, _ = entered = entered or self._find_entered((yield from caller()))
             if lease._hold.token in self._driver.book.holds:
                 yield from release_lease(lease)
             raise
         finally:
-            self._forget_entered(entered)
+            if entered in self._entered:
+                self._entered.remove(entered)
 
-    def _find_entered(self, me: Hashable) -> tuple[L, Any]:
-        """The lease that this ``with`` obtained. It may be left in another thread or task than it was entered in (a
-        generator that is closed elsewhere, a framework that moves work about): then it is the oldest one."""
-        mine = self._entered.get(me)
-        return mine[-1] if mine else next(stack[0] for stack in self._entered.values() if stack)
-
-    def _forget_entered(self, entered: tuple[L, Any] | None) -> None:
-        for me, stack in list(self._entered.items()):
-            if entered in stack:
-                stack.remove(entered)
-            if not stack:
-                self._entered.pop(me, None)
+    def _find_entered(self, me: Hashable) -> tuple[Hashable, L, Any]:
+        """What this ``with`` obtained. It may be left in another thread or task than it was entered in (a generator
+        that is closed elsewhere, a framework that moves work about): then it is the oldest one."""
+        entered = list(self._entered)
+        if not entered:
+            raise NotHeld(self.name)
+        return next((entry for entry in reversed(entered) if entry[0] == me), entered[0])
 
     def __reduce__(self) -> Any:
         raise TypeError("a Lock cannot be pickled: connect and name the lock anew in the other process")
