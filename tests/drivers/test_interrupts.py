@@ -311,7 +311,7 @@ while True:
         again.release()
     if len(orphans) > 5:
         break
-say("interrupted", interrupted > 100 and interrupted >= moment - 3)  # at (nearly) every moment there is
+say("interrupted", interrupted > 60 and interrupted > 0.9 * (moment - 1))  # some strike where Python swallows them
 for orphan in orphans:
     say(orphan.rpartition("/holdfast/")[2], "in", orphan[:40])
 client.close()
