@@ -14,16 +14,17 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from weakref import ref
 
 from holdfast.errors import LeaseLost, NotHeld
 from holdfast.names import Keys
 
 if TYPE_CHECKING:
-    from holdfast.protocol.effects import Bell, Gate
+    from holdfast.protocol.cohort import Gate
+    from holdfast.protocol.effects import Bell
 
-__all__ = ["ENDED", "HELD", "LOST", "TRYING", "BaseLease", "Hold", "Terms", "drift"]
+__all__ = ["ENDED", "HELD", "LOST", "TRYING", "BaseLease", "Hold", "Terms", "Word", "drift"]
 
 TRYING: Final = "trying"
 HELD: Final = "held"
@@ -31,6 +32,11 @@ LOST: Final = "lost"
 ENDED: Final = "ended"  # released, or given up
 
 _NEVER: Final = float("inf")
+
+FENCES: Final = 64  # the server sets so many aside for a holder that may pass its lease on within its process
+STINT: Final = 0.1  # how long a process may go on passing it on, in seconds
+LOOK_AFTER: Final = 0.1  # a hold that lasts so long is claimed in full, and watched; shorter ones pay nothing
+GRACE_MS: Final = 750  # for so long a lock is written over to the waiter whose turn it is; then it must be claimed
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +53,8 @@ class Terms:
     timeout: float
     fence_retention: float
     ttl_ms: int = field(init=False)
+    grace_ms: int = field(init=False)
+    fences: int = field(init=False)  # how many the server sets aside: one for each holder of a cohort
     fence_retention_ms: int = field(init=False)
     trust: float = field(init=False)  # how long a holder may rely on a fresh ttl
     renewed_with: float = field(init=False)  # how much of its validity is left when it is renewed
@@ -56,6 +64,8 @@ class Terms:
     def __post_init__(self) -> None:
         for name, value in (
             ("ttl_ms", round(self.ttl * 1000)),
+            ("grace_ms", min(round(self.ttl * 1000), GRACE_MS)),
+            ("fences", min(self.cohort + 1, FENCES)),
             ("fence_retention_ms", round(self.fence_retention * 1000)),
             ("trust", self.ttl - drift(self.ttl)),
             ("renewed_with", self.ttl * 2 / 3),
@@ -71,24 +81,45 @@ def drift(ttl: float) -> float:
     return ttl * 0.01 + 0.002
 
 
+class Word(NamedTuple):
+    """What a bell said: at that time of the server's, the lock was written over to us, for that long."""
+
+    fence: int  # 0: it was not, but it is worth asking again, in so many ms
+    at_us: int
+    grace_ms: int
+    heard_at: float  # on our own clock
+
+
 class Hold:
-    """One acquisition: its token serves this one alone."""
+    """One acquisition: its token serves this one, or one after the other in a cohort."""
 
     __slots__ = (
+        "asked",
+        "bell",
         "bells",
+        "claimed",
         "deadline",
         "doubtful",
         "ends",
+        "fate",
         "fence",
         "gate",
+        "heir",
         "keys",
+        "lasts",
+        "look_at",
         "mine",
         "notify",
+        "passes",
         "phase",
+        "queued",
         "reason",
         "retry_at",
+        "seated",
+        "stint_ends",
         "terms",
         "token",
+        "word",
     )
 
     def __init__(self, keys: Keys, terms: Terms, gate: Gate) -> None:
@@ -97,7 +128,8 @@ class Hold:
         self.gate = gate  # of its Lock object, shut as long as this hold is not over
         self.token = ""
         self.fence = 0
-        self.deadline = 0.0  # what the holder may rely on, on its own clock
+        self.lasts = 0.0  # until when the server keeps it for us, at least; on our own clock
+        self.deadline = 0.0  # what the holder may rely on: that, or max_hold
         self.ends = _NEVER  # where max_hold puts an end to it
         self.phase = TRYING
         self.reason = ""
@@ -106,6 +138,19 @@ class Hold:
         self.mine = True  # False in a forked child: the hold stayed with the parent
         self.bells: list[Bell] = []  # of those who wait for its loss
         self.notify: Callable[[], object] | None = None  # how the holder wants to be told of its loss
+        # While it waits.
+        self.bell: Bell | None = None
+        self.word: Word | None = None  # what the server's bell said last
+        self.asked = (0.0, 0)  # our time before, and the server's time at, the last step that it answered
+        self.queued = False  # it stands in the queue on the server, as far as we know
+        self.fate: dict[None, object] = {}  # who has called it to the seat of its process; or that it has left
+        self.seated = True  # False while it stands in line for the seat of its process
+        # While it is held.
+        self.claimed = True  # the server keeps it for the whole ttl, not only for one grace
+        self.look_at = _NEVER  # when the keeper should see to it even though it is not due
+        self.passes = 0  # how often it may still be passed on within the process,
+        self.stint_ends = 0.0  # and until when
+        self.heir: Hold | None = None  # to whom it was passed
 
     @property
     def name(self) -> str:
@@ -114,16 +159,53 @@ class Hold:
     def grant(self, fence: int, asked_at: float) -> None:
         """The server gave it to us, on a request sent at that time."""
         terms = self.terms
+        self.passes = terms.fences - 1
+        self.stint_ends = asked_at + STINT
+        self._begin(fence, asked_at, asked_at + terms.trust)
+        self.look_at = asked_at + LOOK_AFTER
+
+    def rung(self, word: Word, now: float) -> bool:
+        """The server wrote it over to us and said so in a bell; whether that is still worth something.
+
+        When that was on our clock, we know by the last step that brought us the server's time: it was executed after
+        it was sent. A bell that was long under way, or a server whose clock was set, is thereby never believed more
+        than is true.
+        """
+        asked_at, asked_us = self.asked
+        since = (word.at_us - asked_us) / 1e6
+        granted_at = min(asked_at + since, word.heard_at)
+        grace = word.grace_ms / 1000
+        lasts = granted_at + grace - drift(grace + max(since, 0.0))
+        if now >= lasts:
+            return False
+        self.passes = self.terms.fences - 1
+        self.stint_ends = now + STINT
+        self._begin(word.fence, now, lasts)
+        self.claimed = False
+        self.look_at = min(now + LOOK_AFTER, now + (lasts - now) / 3)
+        return True
+
+    def inherit(self, giver: Hold, now: float) -> None:
+        """It was passed on to us within the process: the same key and token on the server, and the next fence."""
+        self.token = giver.token
+        self.passes = giver.passes - 1
+        self.stint_ends = giver.stint_ends
+        self.claimed = giver.claimed
+        self.look_at = giver.look_at
+        self._begin(giver.fence + 1, now, giver.lasts)
+
+    def _begin(self, fence: int, since: float, lasts: float) -> None:
         self.fence = fence
-        self.deadline = asked_at + terms.trust
-        if terms.max_hold is not None:
-            self.ends = asked_at + terms.max_hold
-            self.deadline = min(self.deadline, self.ends)
+        self.lasts = self.deadline = lasts
+        if self.terms.max_hold is not None:
+            self.ends = since + self.terms.max_hold
+            self.deadline = min(lasts, self.ends)
         self.phase = HELD
 
     def prolong(self, ttl: float, asked_at: float) -> None:
         """The server has made it last that long, on a request sent at that time. It never gets shorter."""
-        self.deadline = min(max(self.deadline, asked_at + ttl - drift(ttl)), self.ends)
+        self.lasts = max(self.lasts, asked_at + ttl - drift(ttl))
+        self.deadline = min(self.lasts, self.ends)
 
     def valid(self, now: float) -> bool:
         return self.phase is HELD and now < self.deadline
@@ -134,6 +216,7 @@ class Hold:
             return False
         self.reason = reason
         self.phase = LOST
+        self.gate.vacate(self)  # others in this process may try; its Lock object stays shut until release()
         for bell in list(self.bells):  # whoever is woken takes its bell away
             bell.ring()
         return True
@@ -150,6 +233,10 @@ class Hold:
         """What it means that the deadline has passed."""
         if self.deadline >= self.ends:
             return f"it was held for its max_hold of {self.terms.max_hold:g} s"
+        if not self.claimed:
+            return (
+                f"it was not claimed within {self.terms.grace_ms / 1000:g} s of its grant: was this process too busy?"
+            )
         if not self.terms.renew:
             return f"its ttl of {self.terms.ttl:g} s ran out, and it is not renewed (renew=False)"
         return f"its ttl of {self.terms.ttl:g} s ran out before it could be renewed"
@@ -220,6 +307,7 @@ class BaseLease:
             hold = self._hold
             if hold.phase is not ENDED and hold.mine and self._driver.book.leave(hold):
                 hold.phase = ENDED
+                hold.gate.leave(hold)
                 warnings.warn(
                     f"a lease on {hold.name!r} was dropped without release(): it is not renewed any more",
                     ResourceWarning,

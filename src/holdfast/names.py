@@ -29,6 +29,8 @@ class Keys(NamedTuple):
     name: str
     main: str
     fence: str
+    queue: str
+    waiters: str
     head: str
     tail: str
 
@@ -54,7 +56,7 @@ def keys_of(name: str, namespace: str = "") -> Keys:
         raise InvalidName(name, "its braces form no hash tag; use '{tag}' with something inside, or no braces")
     head = f"{main}:{WIRE}:"
     tail = "" if tagged else f":{{{main}}}"
-    return Keys(name, main, f"{head}fence{tail}", head, tail)
+    return Keys(name, main, f"{head}fence{tail}", f"{head}queue{tail}", f"{head}waiters{tail}", head, tail)
 
 
 def check_namespace(namespace: str) -> str:

@@ -39,7 +39,7 @@ WARDEN = "warden"
 # costs some memory until it expires, the opposite mistake costs mutual exclusion. Fences may go, because they
 # grow with the server's clock; queues, because everyone in them was connected; tombstones, because the steps
 # they refuse came over connections that end with the server.
-NOT_HOLDS = frozenset({b"fence", b"queue", b"gone"})
+NOT_HOLDS = frozenset({b"fence", b"queue", b"waiters", b"gone"})
 
 _PAUSE_S = 3.0
 _TICKS_PER_LINGER = 4

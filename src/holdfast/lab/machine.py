@@ -12,9 +12,11 @@ import types
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
-from holdfast.lab.waiting import Bell, Gate
+from holdfast.lab.waiting import Bell
 from holdfast.lease import Hold
 from holdfast.protocol import effects as fx
+from holdfast.protocol.bells import Switchboard
+from holdfast.protocol.cohort import Cohorts
 from holdfast.protocol.keepalive import CLOSED, Book, keep
 from holdfast.protocol.mutex import GRACE
 
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
     from holdfast.lab.world import World
 
 __all__ = ["Cancelled", "Machine", "Process"]
+
+LISTENER_PAUSE_US = 50_000
 
 
 class Cancelled(BaseException):
@@ -45,6 +49,9 @@ class Machine:
 
     def _boot(self) -> None:
         self.book = Book(Bell())
+        self.board = Switchboard(self.book)
+        self.board.channel = f"bell:{self.name}"
+        self.cohorts = Cohorts()
         self.keeper: Process | None = None
 
     def __repr__(self) -> str:
@@ -52,8 +59,6 @@ class Machine:
 
     def now(self) -> float:
         return self.world.now_us / 1e6
-
-    gate = staticmethod(Gate)
 
     def new_token(self, label: str) -> str:
         self._tokens += 1
@@ -93,11 +98,31 @@ class Machine:
             if hold.lose(CLOSED) and hold.notify is not None:
                 hold.notify()
 
+    # Bells.
+
+    def hear(self, message: bytes) -> None:
+        self.do(lambda: self.board.deliver(message, self.now()))
+
+    def notice(self, key: bytes) -> None:
+        self.do(lambda: self.board.touched(key.decode()))
+
+    def lose_listener(self) -> None:
+        """Its connection broke. It is made anew if anybody needs it."""
+        self.board.armed = False
+        self.do(self.board.look_again)
+        self.world.at(self.world.now_us + LISTENER_PAUSE_US, lambda: self.do(self._listen_again))
+
+    def _listen_again(self) -> None:
+        if self.board.is_needed() and not self.board.armed:
+            self.world.subscribe(self)
+            self.board.look_again()
+
     # Faults.
 
     def crash(self) -> None:
         """Everything that runs here ends at once, without clean-up."""
         self.crashed = True
+        self.world.unsubscribe(self)
         self.book.holds.clear()
         for process in self.processes:
             process.kill()
@@ -254,8 +279,8 @@ class Process:
             return pending
         if isinstance(effect, fx.Wait):
             return self._wait(effect, pending)
-        if isinstance(effect, fx.Enter):
-            return self._enter(effect, pending)
+        if isinstance(effect, fx.Listen):
+            return self._listen(effect, pending)
         if isinstance(effect, fx.NewToken):
             return machine.new_token(effect.label)
         if isinstance(effect, fx.Caller):
@@ -278,27 +303,33 @@ class Process:
         bell = effect.bell
         if isinstance(bell, Bell):
             if bell.rung:
+                bell.clear()
                 return None
-            bell.waiting.append(lambda: self.world.soon(lambda: self._answer(pending, None)))
+
+            def wake() -> None:
+                if self._pending is pending:  # else its time had come first, and the ring is kept
+                    bell.clear()
+                    self._answer(pending, None)
+
+            bell.waiter = lambda: self.world.soon(wake)
         if effect.until != float("inf"):
             self.world.at(_ceil_us(effect.until), lambda: self._answer(pending, None))
         return pending
 
-    def _enter(self, effect: fx.Enter, pending: object) -> Any:
-        gate = effect.gate
-        assert isinstance(gate, Gate)
-
-        def offer() -> bool:
-            if self._pending is not pending or self.done:
-                return False
-            self._answer(pending, True)
+    def _listen(self, effect: fx.Listen, pending: object) -> Any:
+        machine, world = self.machine, self.world
+        if machine.board.armed:
             return True
+        if world.down:
+            refused = world.refused()
+            world.at(self._due(world.latency_us / 1e6), lambda: self._answer(pending, refused))
+        elif not world.hung:
 
-        if gate.pass_or_queue(effect.hold, offer):
-            return True
-        if effect.until is not None:
-            if effect.until * 1e6 <= self.world.now_us:
-                self._pending = None
-                return False
-            self.world.at(_ceil_us(effect.until), lambda: self._answer(pending, False))
+            def arrive() -> None:
+                allowed = world.subscribe(machine)
+                world.at(self._due(world.latency_us / 1e6), lambda: self._answer(pending, allowed))
+
+            world.at(self._due(world.latency_us / 1e6), arrive)
+        silent = world.silence(effect.timeout)
+        world.at(self._due(effect.timeout), lambda: self._answer(pending, silent))
         return pending

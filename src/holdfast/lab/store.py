@@ -37,7 +37,7 @@ START_US = 1_700_000_000_000_000  # Some instant of 2023, so that times have as 
 class Store:
     """One server. ``execute`` is what a client without a connection of its own would see."""
 
-    __slots__ = ("_now_us", "connections", "deadlines", "oom", "outbox", "scripts", "values")
+    __slots__ = ("_now_us", "connections", "deadlines", "oom", "outbox", "scripts", "subscribed", "values", "written")
 
     def __init__(self, now_us: int = START_US) -> None:
         self._now_us = now_us
@@ -46,6 +46,8 @@ class Store:
         self.scripts: frozenset[bytes] = frozenset()  # The digests that EVALSHA knows.
         self.connections: dict[Hashable, Connection] = {}  # Those with something to remember.
         self.outbox: list[tuple[bytes, bytes]] = []  # (channel, message), for the owner to deliver and clear.
+        self.subscribed: frozenset[bytes] = frozenset()  # The channels that somebody listens to, one each.
+        self.written: set[bytes] = set()  # The keys that were written since its owner has last looked.
         self.oom = False  # Memory is used up: what may need more of it is refused.
 
     @property
@@ -94,6 +96,8 @@ class Store:
         twin.scripts = self.scripts
         twin.connections = self.connections.copy()
         twin.outbox = self.outbox.copy()
+        twin.subscribed = self.subscribed
+        twin.written = self.written.copy()
         twin.oom = self.oom
         return twin
 
@@ -114,6 +118,7 @@ class Store:
             self.scripts,
             frozenset(self.connections.items()),
             tuple(self.outbox),
+            self.subscribed,
             self.oom,
         )
 
@@ -167,6 +172,7 @@ class Store:
 
     def _touch(self, key: bytes) -> None:
         """Spoil the transactions of those who watch the key. Writing the same value again does so too."""
+        self.written.add(key)
         for name, connection in self.connections.items():
             if key in connection.watched:
                 self.connections[name] = connection._replace(watched=frozenset(), spoiled=True)

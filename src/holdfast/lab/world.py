@@ -37,10 +37,11 @@ class Message(NamedTuple):
 
 
 class Fate(NamedTuple):
-    """What becomes of a message."""
+    """What becomes of a message, or of a bell."""
 
     lost: bool = False  # never executed
     late_us: int = 0  # executed so much later, also when its sender has given up long since
+    again_us: int = 0  # executed once more, so much later
     reply_lost: bool = False
     sender_crashes: str = ""  # "before" or "after" it was executed
 
@@ -54,9 +55,15 @@ class World:
         self.now_us = 0
         self.latency_us = latency_us
         self.fate: Callable[[Message], Fate] = lambda message: DELIVERED
+        self.fate_of_bell: Callable[[int], Fate] = lambda number: DELIVERED
+        self.bells = 0  # how many were rung
+        self.mute = False  # the server forbids pub/sub
+        self.tracking = True  # the server tells of foreign writes
         self.sent: list[Message] = []
         self.hung = False  # the server reads nothing; what is sent waits
         self.down = False  # nothing listens there
+        self._listening: dict[bytes, Machine] = {}  # by channel
+        self._tracked: dict[bytes, set[Machine]] = {}  # by key: who is to be told of the next write
         self._kept_waiting: list[Callable[[], None]] = []
         self._events: list[tuple[int, float, int, Callable[[], None]]] = []
         self._count = 0
@@ -118,7 +125,7 @@ class World:
             machine.crash()
             return
         if self.down:
-            refused = self._failed("nothing listens there", sent=False)
+            refused = self.refused()
             self.at(self.now_us + self.latency_us, lambda: answer([refused] * len(ops)))
             return
         if fate.lost:
@@ -130,23 +137,78 @@ class World:
                 return
             if self.down:
                 return
-            replies = [self.execute(op) for op in message.ops]
+            replies = [self.execute(op, machine) for op in message.ops]
             if fate.sender_crashes == "after":
                 machine.crash()
             elif not fate.reply_lost:
                 self.at(self.now_us + self.latency_us, lambda: answer(replies))
 
         self.at(self.now_us + self.latency_us + fate.late_us, arrive)
+        if fate.again_us:
+            self.at(self.now_us + self.latency_us + fate.again_us, lambda: self._repeat(message))
 
-    def execute(self, op: Step | Command) -> Any:
-        """One step on the store, as an engine would have it done."""
+    def _repeat(self, message: Message) -> None:
+        if not self.hung and not self.down:
+            for op in message.ops:
+                self.execute(op, message.machine)
+
+    def execute(self, op: Step | Command, machine: Machine | None = None) -> Any:
+        """One step on the store, as an engine would have it done, and word of it to whoever listens."""
+        self.store.written.clear()
         if isinstance(op, Command):
-            return self._reply(self.store.execute(*op.args))
-        script = SCRIPTS[op.script]
-        reply = self.store.execute("EVALSHA", script.sha, len(op.keys), *op.keys, *op.args)
-        if isinstance(reply, ReplyError) and reply.message.startswith("NOSCRIPT"):
-            reply = self.store.execute("EVAL", script.source, len(op.keys), *op.keys, *op.args)
+            reply = self.store.execute(*op.args)
+        else:
+            script = SCRIPTS[op.script]
+            reply = self.store.execute("EVALSHA", script.sha, len(op.keys), *op.keys, *op.args)
+            if isinstance(reply, ReplyError) and reply.message.startswith("NOSCRIPT"):
+                reply = self.store.execute("EVAL", script.source, len(op.keys), *op.keys, *op.args)
+        self._spread_word(machine)
+        if isinstance(op, Step) and op.watch and machine is not None and self.tracking:
+            self._tracked.setdefault(op.keys[0].encode(), set()).add(machine)
         return self._reply(reply)
+
+    # Bells and pushes.
+
+    def subscribe(self, machine: Machine) -> bool:
+        """Let that machine hear its bells; False if the server forbids it."""
+        if self.mute:
+            return False
+        channel = machine.board.channel.encode()
+        self._listening[channel] = machine
+        self.store.subscribed |= {channel}
+        machine.board.armed = True
+        return True
+
+    def unsubscribe(self, machine: Machine) -> None:
+        channel = machine.board.channel.encode()
+        self._listening.pop(channel, None)
+        self.store.subscribed -= {channel}
+        for machines in self._tracked.values():
+            machines.discard(machine)
+
+    def _spread_word(self, writer: Machine | None) -> None:
+        """Carry what was published to its listener, and word of writes to whoever has the key watched."""
+        outbox, self.store.outbox = self.store.outbox, []
+        for channel, text in outbox:
+            if (machine := self._listening.get(channel)) is not None:
+                self._carry(machine, text)
+        for key in sorted(self.store.written & self._tracked.keys()):
+            for machine in sorted(self._tracked.pop(key) - {writer}, key=lambda machine: machine.name):
+                self.at(self.now_us + self.latency_us, lambda machine=machine, key=key: machine.notice(key))  # type: ignore[misc]
+
+    def _carry(self, machine: Machine, text: bytes) -> None:
+        fate = self.fate_of_bell(self.bells)
+        self.bells += 1
+        if not fate.lost:
+            self.at(self.now_us + self.latency_us + fate.late_us, lambda: machine.hear(text))
+        if fate.again_us:
+            self.at(self.now_us + self.latency_us + fate.again_us, lambda: machine.hear(text))
+
+    def cut_listeners(self) -> None:
+        """Every listener's connection breaks."""
+        for machine in list(self._listening.values()):
+            self.unsubscribe(machine)
+            machine.lose_listener()
 
     def _reply(self, reply: Any) -> Any:
         if isinstance(reply, ReplyError):
@@ -156,6 +218,9 @@ class World:
 
     def _failed(self, why: str, *, sent: bool, retry: bool = True) -> StepFailed:
         return StepFailed(Unavailable({"the world's server": why}, "See the world's faults"), sent=sent, retry=retry)
+
+    def refused(self) -> StepFailed:
+        return self._failed("nothing listens there", sent=False)
 
     def silence(self, timeout: float) -> StepFailed:
         return self._failed(f"it did not answer within {timeout:.3g} s", sent=True)
@@ -172,8 +237,9 @@ class World:
             self.soon(arrive)
 
     def restart_empty(self) -> None:
-        fresh = Store(self.store.now_us)
-        self.store = fresh
+        self.store = Store(self.store.now_us)
+        self._tracked.clear()
+        self.cut_listeners()
 
     def keys(self) -> list[str]:
         """The names that are locked: every key but side keys and counters."""

@@ -1,4 +1,7 @@
-"""The atomic steps: one .lua file each, known by name and by SHA-1."""
+"""The atomic steps: one .lua file each, known by name and by SHA-1.
+
+A file that begins with ``-- include other.lua`` comes after the text of that other, which is no step by itself.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +18,18 @@ class Script(NamedTuple):
 
 
 def _read() -> dict[str, Script]:
+    sources = {file.name: file.read_bytes() for file in files(__name__).iterdir() if file.name.endswith(".lua")}
+    included = set()
     scripts = {}
-    for file in files(__name__).iterdir():
-        if file.name.endswith(".lua"):
-            source = file.read_bytes()
-            scripts[file.name.removesuffix(".lua")] = Script(source, sha1(source).hexdigest().encode())
-    return scripts
+    for name, source in sources.items():
+        first = source.split(b"\n", 1)[0].decode()
+        whole = source
+        if first.startswith("-- include "):
+            shared = first.removeprefix("-- include ")
+            included.add(shared.removesuffix(".lua"))
+            whole = sources[shared] + b"\n" + source
+        scripts[name.removesuffix(".lua")] = Script(whole, sha1(whole).hexdigest().encode())
+    return {name: script for name, script in scripts.items() if name not in included}
 
 
 SCRIPTS: Final = _read()

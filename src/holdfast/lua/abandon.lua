@@ -1,13 +1,16 @@
--- Give the lock back if it is ours, and see to it that no earlier request for it can still succeed.
+-- include queue.lua
 --
--- KEYS 1 the lock   2 the tombstone of this token
--- ARGV 1 token   2 how long the tombstone stands, in ms
+-- Give up: the lock if it is ours, the place in its queue, and whatever may still be on its way.
+--
+-- KEYS 1 the lock   2 the last fence   3 the queue   4 its waiters
+--      5 the tombstone of this token
+-- ARGV 1 token   2 how long the tombstone stands, in ms (0: none is needed, every request was answered)
 --
 -- Returns {freed, buried}: freed is 1 freed, 0 the key is gone, -1 it is another owner's;
 --         buried is 1, or 0 if there was no memory for the tombstone (send it again later).
 --
--- One step, because an acquire that arrives between the two halves would leave a key that nobody believes in. It
--- frees before it allocates, so that it works on a full server too.
+-- One step, because an acquire that arrives in the middle would leave a key that nobody believes in, and because a
+-- grant that was rung for us must go on to the next. It frees before it allocates, so that it works on a full server too.
 
 local freed = 0
 local owner = redis.call('GET', KEYS[1])
@@ -16,5 +19,24 @@ if owner == ARGV[1] then
 elseif owner then
   freed = -1
 end
-local stone = redis.pcall('SET', KEYS[2], '', 'PX', ARGV[2])
-return {freed, stone.err and 0 or 1}
+local was_first = false
+read_time()
+if redis.call('EXISTS', KEYS[3]) == 1 then
+  was_first = redis.call('ZRANGE', KEYS[3], 0, 0)[1] == ARGV[1]
+  strike_off(ARGV[1])
+end
+
+local buried = 1
+if ARGV[2] ~= '0' then
+  local stone = redis.pcall('SET', KEYS[5], '', 'PX', ARGV[2])
+  buried = stone.err and 0 or 1
+end
+if freed == 1 then
+  grant_next()
+elseif was_first then
+  local token, entry = head()
+  if token then
+    ring(string.match(entry, '(%S+)$'), token, 0, 0) -- it is first now, and should have the lock watched
+  end
+end
+return {freed, buried}

@@ -1,42 +1,73 @@
--- Take the lock, or say for how long it is still held.
+-- include queue.lua
+--
+-- Take the lock, or take a place in its queue and say for how long it is still held.
 --
 -- KEYS 1 the lock: exactly the user's name, a plain string holding the owner's token
 --      2 the last fence given out for this name
---      3 the tombstone of this token
+--      3 the queue   4 its waiters
+--      5 the tombstone of this token
 -- ARGV 1 token   2 ttl in ms   3 how long a fence is remembered after it was given out, in ms
+--      4 how many fences to set aside for this holder and those it may pass the lock on to
+--      5 the channel of its bell ('-': queue without one, '': do not queue)   6 its grace in ms
 --
--- Returns the fence    granted; the ttl is full (or longer), whether the key was free or already ours
---         {0, pttl}    refused; ms until the holder's lease ends, -1 if it never does
---         {-1, 0}      refused; this token was given up before this request arrived
+-- Returns the fence                 granted; the ttl is full (or longer), whether the key was free or already ours
+--         {0, ms, now_us, first}    refused; ms until the holder's lease ends, -1 if it never does; the time here;
+--                                   first is 1 if nobody else is before us in the queue
+--         {-1, 0}                   refused; this token was given up before this request arrived
 --
--- One step, because the grant and its fence must not come apart, and because "free" or "already mine" is only true
--- while nobody else writes. A resent acquire finds its own token and succeeds, so a lost reply costs nothing.
+-- One step, because the grant and its fence must not come apart, because "free" or "already mine" is only true
+-- while nobody else writes, and because a place in the queue must be taken before the holder can look for the next.
+-- A resent acquire finds its own token, or its own place, so a lost reply costs nothing.
 
-if redis.call('EXISTS', KEYS[3]) == 1 then
-  return {-1, 0}
-end
-
--- All that could fail comes before the first write, because what a script has written stays written.
--- The clock keeps fences rising where a restart or failover has lost the counter; the counter keeps them rising
--- where the clock stands still or steps back. Both are 16 digits until the year 2286, so they compare as text, and
--- only the rare second case needs arithmetic (a double is exact up to the year 2255).
-local time = redis.call('TIME')
-local now_us = time[1] .. string.sub('00000' .. time[2], -6)
-local fence, keep_ms = now_us, ARGV[3]
-local last = redis.call('GET', KEYS[2])
-if last and last >= now_us then
-  fence = string.format('%.0f', last + 1)
-  keep_ms = string.format('%.0f', keep_ms + math.ceil((fence - now_us) / 1000))
-end
-
-if not redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2]) then
-  if redis.call('GET', KEYS[1]) ~= ARGV[1] then
-    return {0, redis.call('PTTL', KEYS[1])}
+read_time()
+local free_in_ms
+local contended = redis.call('EXISTS', KEYS[5], KEYS[3]) > 0
+if contended then
+  if redis.call('EXISTS', KEYS[5]) == 1 then
+    return {-1, 0}
   end
-  -- This may be the first of two requests, arriving late, after its holder has asked for more: never make it shorter.
-  if redis.call('PTTL', KEYS[1]) < tonumber(ARGV[2]) then
-    redis.call('PEXPIRE', KEYS[1], ARGV[2])
+  if redis.call('EXISTS', KEYS[1]) == 0 then
+    local free_until = tonumber(redis.call('HGET', KEYS[4], '') or 0)
+    local first = head()
+    if free_until > now and free_until - now <= OPEN_US then
+      free_in_ms = math.ceil((free_until - now) / 1000) -- first comes the moment of those who only poll
+    elseif first and first ~= ARGV[1] then
+      grant_next()
+    end
   end
 end
-redis.call('SET', KEYS[2], fence, 'PX', keep_ms)
-return fence
+
+if not free_in_ms then
+  -- All that could fail comes before the first write, because what a script has written stays written.
+  local last = redis.call('GET', KEYS[2])
+  if redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2]) then
+    if contended then
+      strike_off(ARGV[1])
+    end
+    return mint(last, ARGV[4], ARGV[3])
+  elseif redis.call('GET', KEYS[1]) == ARGV[1] then
+    -- This may be the first of two requests, arriving late, after its holder has asked for more: never make it shorter.
+    if redis.call('PTTL', KEYS[1]) < tonumber(ARGV[2]) then
+      redis.call('PEXPIRE', KEYS[1], ARGV[2])
+    end
+    strike_off(ARGV[1])
+    return mint(last, ARGV[4], ARGV[3])
+  end
+end
+
+local first = 0
+if ARGV[5] ~= '' then
+  if not redis.call('ZSCORE', KEYS[3], ARGV[1]) then
+    local tail = redis.call('ZRANGE', KEYS[3], -1, -1, 'WITHSCORES')[2]
+    local arrival = tail and tonumber(tail) >= now and tail + 1 or now
+    redis.call('ZADD', KEYS[3], string.format('%.0f', arrival), ARGV[1])
+  end
+  local entry = now_us .. ' ' .. ARGV[6] .. ' ' .. ARGV[3] .. ' ' .. ARGV[4] .. ' ' .. ARGV[5]
+  redis.call('HSET', KEYS[4], ARGV[1], entry)
+  redis.call('PEXPIRE', KEYS[3], 5000)
+  redis.call('PEXPIRE', KEYS[4], 5000)
+  first = head() == ARGV[1] and 1 or 0
+end
+-- Read last, whatever else was read or written: a client that has the lock watched is told of the next write to it.
+local left_ms = redis.call('PTTL', KEYS[1])
+return {0, free_in_ms or left_ms, now, first}

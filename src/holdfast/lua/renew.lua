@@ -14,5 +14,6 @@ end
 local left_ms = redis.call('PTTL', KEYS[1])
 if left_ms >= 0 and left_ms < tonumber(ARGV[2]) then
   redis.call('PEXPIRE', KEYS[1], ARGV[2])
+  redis.call('EXISTS', KEYS[1]) -- read last: a client that has it watched is told of the next write, and ours was one
 end
 return 1

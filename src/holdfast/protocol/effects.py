@@ -12,7 +12,10 @@ What a driver promises:
   unless that is a shielded ``Call``: under asyncio it is allowed to finish, for its own (short) timeout, and the
   cancellation surfaces when the protocol ends. After ``Interrupted`` the protocol may still yield; what it yields
   to clean up is shielded. Then it raises ``Interrupted`` again, and the driver raises what the caller expects.
-- ``Wait`` ends when the bell rings or the time has come; it does not say which. Wake-ups are hints.
+- ``Wait`` ends when the bell rings or the time has come; it does not say which. Wake-ups are hints. A bell is waited at
+  by one caller at a time, and a ring that nobody waited for is kept until the next wait or ``clear``.
+- After ``Listen`` the server's bells reach this client's ``Switchboard``, and so does the next write of anybody else to
+  the first key of a step that was sent with ``watch``, where the server offers that.
 - A generator that is closed without a throw has crashed: no clean-up runs. So protocols catch ``STOPPED``, never
   BaseException.
 """
@@ -37,10 +40,9 @@ __all__ = [
     "Detach",
     "Effect",
     "Effects",
-    "Enter",
     "Entrust",
-    "Gate",
     "Interrupted",
+    "Listen",
     "NewBell",
     "NewToken",
     "Now",
@@ -54,10 +56,10 @@ __all__ = [
     "caller",
     "clock",
     "detach",
-    "enter",
     "entrust",
     "is_begun",
     "is_over",
+    "listen",
     "new_bell",
     "new_token",
     "tell",
@@ -68,11 +70,15 @@ T = TypeVar("T")
 
 
 class Step(NamedTuple):
-    """One atomic step on the server: a script of ``lua/`` by name, its keys and arguments."""
+    """One atomic step on the server: a script of ``lua/`` by name, its keys and arguments.
+
+    ``watch``: from then on the server should tell us when anybody else writes the first of the keys; once.
+    """
 
     script: str
     keys: tuple[str, ...]
     args: tuple[str | int, ...]
+    watch: bool = False
 
     def __repr__(self) -> str:
         return f"<step {self.script} on {self.keys[0]!r}>"  # the rest holds the token, and tracebacks may show locals
@@ -115,15 +121,6 @@ class Bell(Protocol):
     def clear(self) -> None: ...
 
 
-class Gate(Protocol):
-    """A mutex within the process. A hold enters it through ``Enter``; anybody may open it on that hold's behalf."""
-
-    def leave(self, hold: Hold) -> None:
-        """Open it, if that hold has passed; else do nothing."""
-
-    def locked(self) -> bool: ...
-
-
 class Call(NamedTuple):
     """Run one step on the server."""
 
@@ -146,12 +143,10 @@ class Wait(NamedTuple):
     until: float
 
 
-class Enter(NamedTuple):
-    """Let the hold pass the gate, by that time (None: whenever). The reply says whether it did."""
+class Listen(NamedTuple):
+    """Arm this client's listener, unless it is. The reply: whether bells can be heard on this server at all."""
 
-    gate: Gate
-    hold: Hold
-    until: float | None
+    timeout: float
 
 
 class Now(NamedTuple):
@@ -199,7 +194,7 @@ class Detach(NamedTuple):
 
 
 Effect: TypeAlias = (
-    Call | CallEach | Wait | Enter | Now | NewToken | NewBell | Caller | Entrust | Tell | Attach | Detach
+    Call | CallEach | Wait | Listen | Now | NewToken | NewBell | Caller | Entrust | Tell | Attach | Detach
 )
 Effects: TypeAlias = Generator[Effect, Any, T]
 
@@ -235,9 +230,9 @@ def wait(bell: Bell | None, until: float) -> Effects[None]:
     yield Wait(bell, until)
 
 
-def enter(gate: Gate, hold: Hold, until: float | None) -> Effects[bool]:
-    passed: bool = yield _make(Enter, (gate, hold, until))
-    return passed
+def listen(timeout: float) -> Effects[bool]:
+    heard: bool = yield Listen(timeout)
+    return heard
 
 
 def clock() -> Effects[float]:

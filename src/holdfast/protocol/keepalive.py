@@ -4,6 +4,10 @@ Invariant. A hold in the book is renewed once a third of its ttl is over, as lon
 takes it out of the book (``leave`` succeeds for exactly one caller) ends it, and from then on no renewal of it is
 sent and no reply to one is heeded. A hold whose deadline passes is told so.
 
+The first renewal comes a tenth of a second after the grant. It claims in full what a bell has granted for one grace
+only, and from then on the server tells us if anybody else writes the key; such a push is a hint, and answered by the
+same renewal, which finds out. So short holds pay nothing, and the loss of others is known in milliseconds.
+
 What is due together is sent together: a round renews all that is due now or soon, so that the rounds of ten thousand
 leases are a few a second, not thousands. A round that fails is tried again until the deadline of each hold; one
 error never ends the keeper.
@@ -43,14 +47,15 @@ class Book:
 
     def __init__(self, bell: Bell) -> None:
         self.bell = bell
-        self.holds: dict[str, Hold] = {}
+        self.holds: dict[Hold, Hold] = {}
+        self.watched: dict[str, Hold] = {}  # by key: the server tells us when anybody else writes it
         self.chores: deque[Chore] = deque()
         self.wakes_at = float("inf")  # when the keeper will look next; infinite while it is not asleep
         self.wanted_at = 0.0  # when it was last asked to; kept although that hold may be over, lest each one wakes it
         self.closed = False
 
     def enter(self, hold: Hold) -> None:
-        self.holds[hold.token] = hold
+        self.holds[hold] = hold
         if self.closed:
             hold.lose(CLOSED)
         when = due_at(hold)
@@ -60,7 +65,20 @@ class Book:
 
     def leave(self, hold: Hold) -> bool:
         """Take it out; True for exactly one caller, who may then end it."""
-        return self.holds.pop(hold.token, None) is not None
+        if self.watched and self.watched.get(hold.keys.main) is hold:
+            self.watched.pop(hold.keys.main, None)
+        return self.holds.pop(hold, None) is not None
+
+    def look_at(self, key: str) -> None:
+        """Somebody else wrote that key: if a hold relies on it, see what became of it."""
+        hold = self.watched.pop(key, None)
+        if hold is not None:
+            hold.look_at = 0.0
+            self.bell.ring()
+
+    def look_at_all(self) -> None:
+        for key in list(self.watched):
+            self.look_at(key)
 
     def entrust(self, hold: Hold, now: float) -> None:
         # As long as the key can be there (it may have been extended), or a late request could bring it back.
@@ -79,6 +97,7 @@ class Book:
             hold.phase = LOST
             hold.reason = reason
         self.holds.clear()
+        self.watched.clear()
         self.chores.clear()
 
 
@@ -92,12 +111,26 @@ class Round(NamedTuple):
 
 
 def due_at(hold: Hold) -> float:
-    """When to renew: after a third of the ttl, so that two more tries fit in; at its deadline if it is not renewed."""
+    """When to see to it: after a third of the ttl, so that two more tries fit in; at its deadline if it is not renewed;
+    sooner if there is reason to look."""
     deadline, terms = hold.deadline, hold.terms
-    if not terms.renew or deadline >= hold.ends:
-        return deadline
-    when = deadline - terms.renewed_with
+    if not hold.claimed:
+        when = hold.look_at
+    else:
+        when = deadline if not terms.renew or deadline >= hold.ends else deadline - terms.renewed_with
+        when = min(when, hold.look_at)
     return when if when > hold.retry_at else hold.retry_at
+
+
+def asked_for(hold: Hold, now: float) -> float:
+    """How long a renewal should make it last.
+
+    With max_hold in sight no more than is left of it (and the drift that will be taken off); and if it is not to be
+    renewed, so little that nothing changes and we only see that it is there.
+    """
+    if hold.claimed and not hold.terms.renew:
+        return 0.001
+    return min(hold.terms.ttl, (hold.ends - now) * 1.02 + 0.003)
 
 
 def retry_pause(hold: Hold, now: float) -> float:
@@ -120,7 +153,8 @@ def plan(holds: list[Hold], now: float) -> Round:
         when = due_at(hold)
         if when < hold.deadline:
             first_deadline = min(first_deadline, hold.deadline)
-        if when < hold.deadline and when <= now + hold.terms.ttl / 12 and hold.retry_at <= now:
+        slack = 0.0 if when == hold.look_at else hold.terms.ttl / 12
+        if when < hold.deadline and when <= now + slack and hold.retry_at <= now:
             due.append(hold)
         else:
             wakes_at = min(wakes_at, when, hold.deadline)
@@ -154,24 +188,30 @@ def keep(book: Book) -> Effects[None]:
 
 def _renew(book: Book, todo: Round, now: float) -> Effects[None]:
     for start in range(0, len(todo.due), BATCH):
-        batch = [hold for hold in todo.due[start : start + BATCH] if hold.token in book.holds]
+        batch = [hold for hold in todo.due[start : start + BATCH] if hold in book.holds]
         asked_at = yield from clock()
-        # With max_hold in sight, ask for no more than is left of it (and for the drift that will be taken off).
-        ttls = [min(hold.terms.ttl, (hold.ends - asked_at) * 1.02 + 0.003) for hold in batch]
-        steps = [mutex.renew_step(hold, ttl) for hold, ttl in zip(batch, ttls, strict=True)]
+        ttls = [asked_for(hold, asked_at) for hold in batch]
+        for hold in batch:
+            hold.look_at = float("inf")
+            book.watched[hold.keys.main] = hold
+        steps = [mutex.renew_step(hold, ttl, watch=True) for hold, ttl in zip(batch, ttls, strict=True)]
         shortest = min((hold.terms.ttl for hold in batch), default=1.0)
         # Not beyond the deadline of any that is to be renewed, lest it is told late; but long enough for a round trip.
         timeout = min(LONGEST_CALL, shortest / 3, max(mutex.SHORTEST_CALL, todo.first_deadline - asked_at))
         replies = yield from call_each(steps, timeout)
         now = yield from clock()
         for hold, ttl, reply in zip(batch, ttls, replies, strict=True):
-            if hold.token not in book.holds:
-                continue  # released while the renewal was under way: its fate is not ours any more
+            if hold not in book.holds:
+                # Released while the renewal was under way: its fate is not ours any more.
+                if book.watched.get(hold.keys.main) is hold:
+                    book.watched.pop(hold.keys.main, None)
+                continue
             if isinstance(reply, StepFailed):
                 hold.doubtful = hold.doubtful or reply.sent
                 hold.retry_at = now + retry_pause(hold, now)
             elif reply == 1:
                 hold.prolong(ttl, asked_at)
+                hold.claimed = True
             elif hold.lose(mutex.GONE if reply == 0 else mutex.TAKEN):
                 yield from tell(hold)
 

@@ -1,8 +1,8 @@
 """The lock object, whose methods are protocols: the faces only run them.
 
-Invariant. A Lock object has at most one lease, whoever shares the object: its gate is shut from before the server is
-asked until that lease is released. So a lost lease occupies its object until ``release()`` has reported the loss.
-Whoever takes the hold out of the keeper's book ends it and opens the gate; everybody else finds it not held.
+Invariant. A Lock object has at most one lease, whoever shares the object: its gate (see cohort.py) is shut from before
+the server is asked until that lease is released. So a lost lease occupies its object until ``release()`` has reported
+the loss. Whoever takes the hold out of the keeper's book ends it and opens the gate; everybody else finds it not held.
 
 ``with`` releases the lease that it obtained, not the object's current one, because another thread may have released
 the first and obtained the second meanwhile. So leases obtained by ``with`` are kept by caller (thread or task).
@@ -17,18 +17,18 @@ from holdfast.errors import AcquireTimeout, HoldfastError, LeaseLost, NotHeld, U
 from holdfast.lease import ENDED, HELD, BaseLease, Hold, Terms
 from holdfast.names import Keys
 from holdfast.protocol import mutex
+from holdfast.protocol.bells import Switchboard
+from holdfast.protocol.cohort import Cohorts, Gate, wants_renewal
 from holdfast.protocol.effects import (
     STOPPED,
     Command,
     Effects,
-    Gate,
     StepFailed,
     attach,
     call,
     caller,
     clock,
     detach,
-    enter,
     new_bell,
     new_token,
     tell,
@@ -46,11 +46,12 @@ class Driver(Protocol):
 
     address: str
     book: Book
+    board: Switchboard
+    cohorts: Cohorts
     life: int
 
     def now(self) -> float: ...
     def admit(self, hold: Hold) -> None: ...
-    def gate(self) -> Gate: ...
 
 
 class BaseLost:
@@ -92,7 +93,7 @@ class BaseLock(Generic[L]):
     def _begin_life(self) -> None:
         """Here, and again in a forked child, where whoever held or was about to hold it is gone."""
         self._life: int = self._driver.life
-        self._gate: Gate = self._driver.gate()
+        self._gate = Gate(self._driver.cohorts)
         self._lease: L | None = None
 
     @property
@@ -105,31 +106,39 @@ class BaseLock(Generic[L]):
             self._begin_life()
         if self._driver.book.closed:
             raise Unavailable({self._driver.address: "this client was closed"}, "Connect again, or close it later")
-        gate = self._gate
-        hold = Hold(self._keys, self._terms, gate)
+        cohorts: Cohorts = self._driver.cohorts
+        hold = Hold(self._keys, self._terms, self._gate)
         try:
-            if (yield from enter(gate, hold, until)):
+            if not (yield from cohorts.enter(hold, until)):
+                return None
+            if hold.phase is not HELD:  # else it was passed on to us within the process
                 hold.token = yield from new_token(self._terms.label)
-                if (yield from mutex.acquire(hold, until)):
-                    self._lease = lease = self._lease_class(self._driver, hold)
-                    self._driver.admit(hold)
-                    if self._terms.on_lost == "cancel":
-                        yield from attach(hold)
-                    return lease
-                gate.leave(hold)
+                if not (yield from mutex.acquire(hold, until, self._driver.board)):
+                    cohorts.leave(hold)
+                    return None
+                self._driver.admit(hold)
+            self._lease = lease = self._lease_class(self._driver, hold)
+            if self._terms.on_lost == "cancel":
+                yield from attach(hold)
+            return lease
         except STOPPED:
-            try:
-                if hold.phase is HELD:  # interrupted between the grant and our return
-                    self._driver.book.leave(hold)
-                    yield from mutex.settle(hold)
-            finally:
-                try:
-                    gate.leave(hold)
-                except STOPPED:  # a signal handler struck on the threshold
-                    gate.leave(hold)
-                    raise
+            yield from self._withdraw(hold)
             raise
-        return None
+
+    def _withdraw(self, hold: Hold) -> Effects[None]:
+        """Interrupted on the way to a lease: leave nothing behind, neither here nor on the server."""
+        cohorts: Cohorts = self._driver.cohorts
+        try:
+            yield from cohorts.withdraw(hold)
+            if hold.phase is HELD:  # between the grant, or the pass, and our return
+                self._driver.book.leave(hold)
+                yield from mutex.settle(hold)
+        finally:
+            try:
+                cohorts.leave(hold)
+            except STOPPED:  # a signal handler struck on the threshold
+                cohorts.leave(hold)
+                raise
 
     def _release(self) -> Effects[None]:
         lease = self._lease
@@ -197,7 +206,7 @@ class BaseLock(Generic[L]):
         except STOPPED:
             # Interrupted before the release had begun, it must be begun here: nobody else will.
             _, lease, _ = entered = entered or self._find_entered((yield from caller()))
-            if lease._hold.token in self._driver.book.holds:
+            if lease._hold in self._driver.book.holds:
                 yield from release_lease(lease)
             raise
         finally:
@@ -216,7 +225,7 @@ class BaseLock(Generic[L]):
         raise TypeError("a Lock cannot be pickled: connect and name the lock anew in the other process")
 
     def __repr__(self) -> str:
-        state = "locked" if self._gate.locked() else "unlocked"
+        state = "locked" if self._gate else "unlocked"
         return f"<{state} {type(self).__module__}.Lock object {self.name!r} at {id(self):#x}>"
 
 
@@ -225,28 +234,52 @@ def release_lease(lease: BaseLease) -> Effects[None]:
     if not hold.mine:
         raise LeaseLost(hold.name, hold.fence, hold.reason)
     book: Book = lease._driver.book
-    if hold.token not in book.holds:
+    cohorts: Cohorts = lease._driver.cohorts
+    if hold not in book.holds:
         raise NotHeld(hold.name)
     ours = True
     try:
         ours = book.leave(hold)
         if not ours:  # two released it at once, and the other was first
             raise NotHeld(hold.name)
-        yield from mutex.release(hold)
+        if not (cohorts.lines and (yield from _pass_on(hold, cohorts, book))):
+            yield from mutex.release(hold)
     except STOPPED:
-        if ours and hold.phase is not ENDED:  # interrupted before the release had begun
+        if hold.heir is not None:  # interrupted on the way to the next holder: it is theirs already
+            cohorts.pass_on(hold, book, (yield from clock()))
+        elif ours and hold.phase is not ENDED:  # interrupted before the release had begun
             book.leave(hold)
             yield from mutex.settle(hold)
         raise
     finally:
         if ours:
-            try:
-                hold.gate.leave(hold)
-            except STOPPED:  # a signal handler struck on the threshold
-                hold.gate.leave(hold)
-                raise
+            if hold.heir is None:
+                try:
+                    cohorts.leave(hold)
+                except STOPPED:  # a signal handler struck on the threshold
+                    cohorts.leave(hold)
+                    raise
             for bell in list(hold.bells):
                 bell.ring()
+
+
+def _pass_on(hold: Hold, cohorts: Cohorts, book: Book) -> Effects[bool]:
+    """Let the next in line of this process have it, without the server; whether that could be."""
+    heir = cohorts.first_in_line(hold)
+    if heir is None:
+        return False
+    now = yield from clock()
+    if hold.why_lost(now) or hold.phase is not HELD:
+        return False
+    if wants_renewal(heir, hold, now):
+        try:
+            if (yield from call(mutex.renew_step(hold, heir.terms.ttl), hold.terms.resend_after, shielded=True)) == 1:
+                hold.prolong(heir.terms.ttl, now)
+                hold.claimed = True
+        except StepFailed:
+            return False
+        now = yield from clock()
+    return cohorts.pass_on(hold, book, now)
 
 
 def extend_lease(lease: BaseLease, seconds: float) -> Effects[None]:

@@ -8,6 +8,12 @@ Atomic: each .lua step, and nothing else. Every step is idempotent by token, so 
 sent again. When the attempt is given up instead, an ``abandon`` takes the key away and leaves a tombstone, because
 the request of unknown outcome may still be on its way and would otherwise arrive after its own abandon.
 
+Waiting. A refused acquire has taken a place in the queue on the server, and shows that it lives by being sent again,
+every half second, or when the holder's lease ends. Whoever releases writes the lock over to the first in the queue, for
+one grace, and rings the bell of its process; the woken waiter starts at once, and the keeper claims the full ttl
+behind it. Nobody else wakes up and no newcomer barges in. The first in the queue also has the key watched, for somebody
+who knows of no queue may free it. Bells are hints: a waiter that hears none finds its token when it asks again.
+
 Clocks. The deadline is counted from before the send, on our own clock, and is shorter than the ttl by the drift that
 two clocks are allowed (1 % + 2 ms). Nothing on the wire carries a time of ours. That the server's clock does not jump
 is assumed for mutual exclusion; the fence guards the resource when it does.
@@ -18,7 +24,7 @@ for another's; and it cannot bring a fence.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from holdfast.errors import (
     HoldfastError,
@@ -32,7 +38,22 @@ from holdfast.errors import (
     Unsupported,
 )
 from holdfast.lease import ENDED, HELD, TRYING, Hold, drift
-from holdfast.protocol.effects import STOPPED, Effects, Step, StepFailed, call, clock, entrust, tell, wait
+from holdfast.protocol.effects import (
+    STOPPED,
+    Effects,
+    Step,
+    StepFailed,
+    call,
+    clock,
+    entrust,
+    listen,
+    new_bell,
+    tell,
+    wait,
+)
+
+if TYPE_CHECKING:
+    from holdfast.protocol.bells import Switchboard
 
 __all__ = ["abandon_step", "acquire", "extend", "release", "renew_step", "settle"]
 
@@ -43,55 +64,83 @@ TOMBSTONE_MS: Final = 60_000
 GONE: Final = "its key expired or was deleted"
 TAKEN: Final = "its key is now another holder's"
 
+MUTE: Final = "-"  # the channel of a waiter whom no bell can reach
+REFRESH: Final = 0.5  # how often a waiter shows that it lives; twice missed, it loses its place
+WATCH_AFTER: Final = 0.05  # the first in the queue has the key watched if it must wait longer than this
+
 _FIRST_PAUSE: Final = 0.004
 _LONGEST_PAUSE: Final = 0.25
+_LONGEST_POLL: Final = 0.1  # of a waiter in the queue whom no bell can reach
 
 
-def acquire_step(hold: Hold) -> Step:
+class Refusal(NamedTuple):
+    """Somebody else has it, for so many ms (-1: nobody knows); and whether we are the first in the queue."""
+
+    left_ms: int
+    first: bool
+
+
+def acquire_step(hold: Hold, channel: str = "", *, watch: bool = False) -> Step:
+    """Take it, or (unless the channel is empty) a place in its queue."""
     keys, terms, token = hold.keys, hold.terms, hold.token
-    stone = keys.tombstone(token)
-    return Step("acquire", (keys.main, keys.fence, stone), (token, terms.ttl_ms, terms.fence_retention_ms))
+    return Step(
+        "acquire",
+        (keys.main, keys.fence, keys.queue, keys.waiters, keys.tombstone(token)),
+        (token, terms.ttl_ms, terms.fence_retention_ms, terms.fences, channel, terms.grace_ms),
+        watch,
+    )
 
 
 def release_step(hold: Hold) -> Step:
-    return Step("release", (hold.keys.main,), (hold.token,))
+    keys = hold.keys
+    return Step("release", (keys.main, keys.fence, keys.queue, keys.waiters), (hold.token,))
 
 
 def abandon_step(hold: Hold) -> Step:
-    stands_ms = max(hold.terms.ttl_ms, TOMBSTONE_MS)
-    return Step("abandon", (hold.keys.main, hold.keys.tombstone(hold.token)), (hold.token, stands_ms))
+    keys = hold.keys
+    stands_ms = max(hold.terms.ttl_ms, TOMBSTONE_MS) if hold.doubtful else 0
+    stone = keys.tombstone(hold.token)
+    return Step("abandon", (keys.main, keys.fence, keys.queue, keys.waiters, stone), (hold.token, stands_ms))
 
 
-def renew_step(hold: Hold, ttl: float) -> Step:
-    return Step("renew", (hold.keys.main,), (hold.token, max(1, round(ttl * 1000))))
+def renew_step(hold: Hold, ttl: float, *, watch: bool = False) -> Step:
+    return Step("renew", (hold.keys.main,), (hold.token, max(1, round(ttl * 1000))), watch)
 
 
-def acquire(hold: Hold, until: float | None) -> Effects[bool]:
-    """Try until that time (None: for ever); whether it was granted. Whatever else happens, no key is left behind."""
+def acquire(hold: Hold, until: float | None, board: Switchboard) -> Effects[bool]:
+    """Try until that time (None: for ever); whether it was granted. Whatever else happens, nothing is left behind."""
     try:
-        granted = yield from _try_until(hold, until)
+        granted = yield from _try_until(hold, until, board)
     except STOPPED:
-        if hold.doubtful or hold.phase is HELD:
+        board.dismiss(hold)
+        if hold.doubtful or hold.queued or hold.phase is HELD:
             yield from settle(hold)
         raise
-    if not granted and hold.doubtful:
+    if hold.bell is not None:
+        board.dismiss(hold)
+    if not granted and (hold.doubtful or hold.queued):
         yield from settle(hold)
     return granted
 
 
-def _try_until(hold: Hold, until: float | None) -> Effects[bool]:
-    step = acquire_step(hold)
+def _try_until(hold: Hold, until: float | None, board: Switchboard) -> Effects[bool]:
     started = asked_at = yield from clock()
+    patient = until is None or until > started
     attempt = 0
+    refusal: Refusal | None = None
     while True:
         failure = None
-        left_ms = -1
+        channel = board.enlist(hold) if patient else ""
+        watch = refusal is not None and refusal.first and channel not in ("", MUTE)
+        if watch:
+            board.watching[hold.keys.main] = hold
+        step = acquire_step(hold, channel, watch=watch)
         try:
-            left_ms = yield from _ask(hold, step, _call_timeout(hold, until, asked_at), asked_at)
+            refusal = yield from _ask(hold, step, _call_timeout(hold, until, asked_at), asked_at)
         except StepFailed as failed:
             if not failed.retry:
                 raise _named(hold, failed.error) from failed.__cause__
-            failure = failed
+            failure, refusal = failed, None
         now = yield from clock()
         if hold.phase is HELD:
             if now < hold.deadline:
@@ -104,33 +153,82 @@ def _try_until(hold: Hold, until: float | None) -> Effects[bool]:
             if failure is None:
                 return False
             raise _silent(hold, now - started, failure.error) from failure.__cause__
-        else:
-            pause = backoff(hold.token, attempt)
-            if left_ms >= 0:
-                pause = min(pause, (left_ms + 1) / 1000)
-            yield from wait(None, now + pause if until is None else min(now + pause, until))
+        elif refusal is not None and not channel:
+            yield from _arm(hold, board, until, now)  # and ask again: it may have been freed before we could hear that
             now = yield from clock()
+        else:
+            wakes_at = now + pause_for(hold, refusal, attempt, channel, watch)
+            if (yield from _sleep(hold, wakes_at if until is None else min(wakes_at, until))):
+                return True
+            now = yield from clock()
+            if refusal is not None and channel != MUTE and until is not None and now >= until:
+                return False
         asked_at = now
         attempt += 1
 
 
-def _ask(hold: Hold, step: Step, timeout: float, asked_at: float) -> Effects[int]:
-    """One try. It ends with a grant, or with how long the holder has left in ms (-1: that is not known)."""
+def pause_for(hold: Hold, refusal: Refusal | None, attempt: int, channel: str, watched: bool) -> float:
+    """How long to wait for a bell before asking again."""
+    if refusal is None:
+        return backoff(hold.token, attempt)
+    pause = REFRESH
+    if channel == MUTE:
+        pause = min(backoff(hold.token, attempt), _LONGEST_POLL)
+    elif not refusal.first:
+        return pause  # it is for the one before us to see when the lease ends
+    elif not watched:
+        pause = WATCH_AFTER
+    return min(pause, (refusal.left_ms + 1) / 1000) if refusal.left_ms >= 0 else pause
+
+
+def _arm(hold: Hold, board: Switchboard, until: float | None, now: float) -> Effects[None]:
+    try:
+        board.mute = not (yield from listen(_call_timeout(hold, until, now)))
+    except StepFailed as failed:
+        if not failed.retry:
+            board.mute = True  # the server is there, as we have just seen: what it minds is the listener
+
+
+def _sleep(hold: Hold, until: float) -> Effects[bool]:
+    """Wait for the bell; whether it brought the lock."""
+    if hold.bell is None:
+        hold.bell = yield from new_bell()
+    if hold.word is None:
+        yield from wait(hold.bell, until)
+    hold.bell.clear()
+    word, hold.word = hold.word, None
+    if word is None:
+        return False
+    now = yield from clock()
+    if word.fence:
+        if not hold.rung(word, now):
+            return False  # it was long under way: ask if the lock is still there for us
+        hold.queued = False
+        return True
+    if word.grace_ms:  # the moment of those who only poll
+        yield from wait(None, min(until, now + word.grace_ms / 1000))
+    return False
+
+
+def _ask(hold: Hold, step: Step, timeout: float, asked_at: float) -> Effects[Refusal | None]:
+    """One try: None if it was granted."""
     doubtful, hold.doubtful = hold.doubtful, True  # from here until the reply
     try:
         reply = yield from call(step, timeout)
     except StepFailed as failed:
         hold.doubtful = doubtful or failed.sent
         raise
-    left_ms = -1
     if not isinstance(reply, list):
+        hold.queued = False
         hold.grant(int(reply), asked_at)
-    elif reply[0] == 0:
-        left_ms = reply[1]
-    else:
+        hold.doubtful = doubtful
+        return None
+    if reply[0] != 0:
         raise NotAcquired(hold.name, "this attempt was given up before its request arrived")
+    hold.asked = asked_at, reply[2]
+    hold.queued = hold.queued or step.args[4] != ""
     hold.doubtful = doubtful
-    return left_ms
+    return Refusal(reply[1], reply[3] == 1)
 
 
 def _call_timeout(hold: Hold, until: float | None, now: float) -> float:
@@ -161,7 +259,6 @@ def _silent(hold: Hold, waited: float, error: HoldfastError) -> HoldfastError:
 def settle(hold: Hold) -> Effects[None]:
     """See to it that nothing of this hold stays on the server: now if that is quick, else let the keeper do it."""
     hold.phase = ENDED
-    hold.doubtful = True
     try:
         _, buried = yield from call(abandon_step(hold), GRACE, shielded=True)
     except StepFailed:
@@ -180,7 +277,7 @@ def release(hold: Hold) -> Effects[None]:
         now = yield from clock()
         lost = hold.why_lost(now)
         hold.phase = ENDED
-        freed, certain = yield from _free_until(hold, now + hold.terms.timeout)
+        freed, certain = yield from _free(hold, now)
     except HoldfastError:
         if not lost:
             raise
@@ -203,12 +300,14 @@ def release(hold: Hold) -> Effects[None]:
     # Before the deadline nobody else can have had the key, so it was our own earlier release that took it away.
 
 
-def _free_until(hold: Hold, until: float) -> Effects[tuple[int, bool]]:
+def _free(hold: Hold, now: float) -> Effects[tuple[int, bool]]:
     """What became of the key (1 freed, 0 gone, -1 another's), and whether that is for certain the first word on it."""
+    until = now + hold.terms.timeout
     resent = False
     attempt = 0
+    # The first try ends early enough for a second to come before the lease ends, which may still be in its grace.
+    timeout = min(hold.terms.resend_after, max(SHORTEST_CALL, (hold.lasts - now) / 3))
     while True:
-        timeout = hold.terms.resend_after
         try:
             if hold.doubtful:
                 freed, buried = yield from call(abandon_step(hold), timeout, shielded=True)
@@ -227,6 +326,7 @@ def _free_until(hold: Hold, until: float) -> Effects[tuple[int, bool]]:
             if attempt:
                 yield from wait(None, min(now + backoff(hold.token, attempt), until))
             attempt += 1
+            timeout = hold.terms.resend_after
 
 
 def _unreleased(hold: Hold, failed: StepFailed, sent: bool, now: float) -> HoldfastError:

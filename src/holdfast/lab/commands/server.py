@@ -82,6 +82,6 @@ def _flush(store: Store, mode: tuple[bytes, ...]) -> Reply:
 
 @command()
 def publish(store: Store, channel: bytes, message: bytes) -> Reply:
-    """Nobody is subscribed as far as the store knows: its owner delivers what is in the outbox."""
+    """Its owner delivers what is in the outbox, and has said who listens to what."""
     store.outbox.append((channel, message))
-    return 0
+    return int(channel in store.subscribed)

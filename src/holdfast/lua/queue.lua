@@ -1,0 +1,107 @@
+-- The queue of those who wait for one lock: what the steps that include this file share. It is no step by itself.
+--
+-- KEYS, in every step: 1 the lock   2 the last fence given out for this name   3 the queue: tokens by time of arrival
+--                      4 the waiters: token -> when it was last seen, its grace, how long its fence is remembered,
+--                        how many fences it wants, the channel of its bell ('-': it has none and asks again by itself);
+--                        and '' -> until when the lock was last left free for those who only poll
+--
+-- Time is the server's, read once a step. A waiter shows that it lives by asking again every half second. One that
+-- has missed two of these is passed over, and so is one whose process hears nothing: it has ended, or must come back first.
+
+local PRESENCE_US = 1100000
+local OPEN_US = 5000 -- so long the lock is left free,
+local SHUT_US = 50000 -- and not again for so long, and up to twice that more by the dice of the clock
+
+local now_us, now
+
+local function read_time()
+  local time = redis.call('TIME')
+  now_us = time[1] .. string.sub('00000' .. time[2], -6)
+  now = tonumber(now_us)
+end
+
+-- The next fence, at least the time in microseconds, remembered with those set aside after it. The clock keeps fences
+-- rising where a restart or failover has lost the counter; the counter where the clock stands still or steps back. A
+-- double is exact up to the year 2255.
+local function mint(last, fences, retention_ms)
+  local fence = now_us
+  local ahead_us = 0
+  if last and tonumber(last) >= now then
+    fence = string.format('%.0f', last + 1)
+    ahead_us = fence - now
+  end
+  local upto = fences == '1' and fence or string.format('%.0f', fence + fences - 1)
+  redis.call('SET', KEYS[2], upto, 'PX', string.format('%.0f', retention_ms + math.ceil(ahead_us / 1000)))
+  return fence
+end
+
+local function strike_off(token)
+  redis.call('ZREM', KEYS[3], token)
+  redis.call('HDEL', KEYS[4], token)
+end
+
+-- Who is next and alive, and its entry; those in front of it who are not are struck off.
+local function head()
+  while true do
+    local token = redis.call('ZRANGE', KEYS[3], 0, 0)[1]
+    if not token then
+      return nil
+    end
+    local entry = redis.call('HGET', KEYS[4], token)
+    if entry and math.abs(now - string.match(entry, '^%d+')) <= PRESENCE_US then
+      return token, entry
+    end
+    strike_off(token)
+  end
+end
+
+local function ring(channel, token, fence, ms)
+  if channel == '-' then
+    return true
+  end
+  local heard = redis.pcall('PUBLISH', channel, token .. ' ' .. fence .. ' ' .. now_us .. ' ' .. ms)
+  return type(heard) ~= 'number' or heard > 0 -- if we may not publish we cannot know
+end
+
+-- Write a free lock over to the waiter who is next, for one grace, and ring its bell.
+local function grant_next()
+  if not head() then
+    return
+  end
+  local deaf
+  for place, token in ipairs(redis.call('ZRANGE', KEYS[3], 0, 15)) do
+    local entry = redis.call('HGET', KEYS[4], token) or ''
+    local seen, grace_ms, retention_ms, fences, channel = string.match(entry, '^(%d+) (%d+) (%d+) (%d+) (.+)$')
+    if seen and math.abs(now - seen) <= PRESENCE_US then
+      local fence = mint(redis.call('GET', KEYS[2]), fences, retention_ms)
+      if ring(channel, token, fence, grace_ms) then
+        strike_off(token)
+        redis.call('SET', KEYS[1], token, 'PX', grace_ms)
+        return
+      end
+      deaf = deaf or {token, grace_ms}
+    end
+  end
+  if deaf then -- nobody hears; it will find its token there when it comes to ask again
+    strike_off(deaf[1])
+    redis.call('SET', KEYS[1], deaf[1], 'PX', deaf[2])
+  end
+end
+
+-- A lock that is always written over would never be free for those who only poll. So now and then it is left free for
+-- a moment: then whoever is next is told to come and ask once that is over.
+local function free_or_grant()
+  local token, entry = head()
+  if not token then
+    return
+  end
+  local free_until = tonumber(redis.call('HGET', KEYS[4], '') or 0)
+  if free_until == 0 then
+    redis.call('HSET', KEYS[4], '', now_us)
+  elseif now >= free_until + SHUT_US + free_until % (2 * SHUT_US) then
+    redis.call('HSET', KEYS[4], '', string.format('%.0f', now + OPEN_US))
+    ring(string.match(entry, '(%S+)$'), token, 0, OPEN_US / 1000)
+    return
+  end
+  grant_next()
+end

@@ -1,0 +1,87 @@
+"""Bells: how word from the server reaches those who wait for it.
+
+Invariant. Bells are hints. Whatever is lost, late or doubled here costs time, never safety: a waiter asks again every
+half second, and the keeper asks about every hold it keeps. What arrives is matched by token (a grant, which serves
+one acquisition) or by key (somebody wrote it), never by order.
+
+A client has one listener, whatever the number of its waiters, and one channel, whose name nobody else can guess or
+would want to. A bell says ``token fence now_us grace_ms``: at that time of the server's clock the lock was written
+over to that token, for that long. A fence of 0 grants nothing: it says that in so many ms it is worth asking again.
+
+Clocks. ``Hold.rung`` places the server's time on ours, by the last step that brought back both; see ``lease``.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from holdfast.lease import Hold, Word
+from holdfast.protocol import mutex
+from holdfast.protocol.keepalive import Book
+
+__all__ = ["Switchboard"]
+
+_PARTS: Final = 4
+
+
+class Switchboard:
+    """Who in this process waits for word from the server. Single dict operations, so any thread may call."""
+
+    def __init__(self, book: Book) -> None:
+        self.channel = ""  # on which bells for this client are rung; set by its driver
+        self.armed = False  # whether they are heard just now; set by its engine
+        self.mute = False  # whether the server has forbidden it
+        self.waiting: dict[str, Hold] = {}  # by token
+        self.watching: dict[str, Hold] = {}  # by key: the waiter who is first in the queue, and has it watched
+        self._book = book
+
+    def enlist(self, hold: Hold) -> str:
+        """Let bells for this hold find it. On which channel they should be rung; empty as long as nobody listens."""
+        if self.armed:
+            self.waiting[hold.token] = hold
+            return self.channel
+        return mutex.MUTE if self.mute else ""
+
+    def dismiss(self, hold: Hold) -> None:
+        """It waits no longer."""
+        self.waiting.pop(hold.token, None)
+        if self.watching.get(hold.keys.main) is hold:
+            self.watching.pop(hold.keys.main, None)
+
+    def deliver(self, message: bytes, now: float) -> None:
+        """A bell was rung. Whatever makes no sense, or is for nobody here, is passed over."""
+        parts = message.decode(errors="replace").split(" ")
+        if len(parts) != _PARTS:
+            return
+        hold = self.waiting.get(parts[0])
+        if hold is None or hold.bell is None:
+            return
+        try:
+            hold.word = Word(int(parts[1]), int(parts[2]), int(parts[3]), now)
+        except ValueError:
+            return
+        hold.bell.ring()
+
+    def touched(self, key: str) -> None:
+        """Somebody else wrote that key: whoever has it watched should look."""
+        waiter = self.watching.pop(key, None)
+        if waiter is not None and waiter.bell is not None:
+            waiter.bell.ring()
+        self._book.look_at(key)
+
+    def look_again(self) -> None:
+        """The listener was away: anything may have happened meanwhile, so everybody looks."""
+        for waiter in list(self.waiting.values()):
+            if waiter.bell is not None:
+                waiter.bell.ring()
+        self._book.look_at_all()
+
+    def is_needed(self) -> bool:
+        """Whether anybody would miss the listener."""
+        return bool(self.waiting or self._book.watched)
+
+    def forget(self) -> None:
+        """In a forked child, or a new event loop: whoever waited is not here."""
+        self.armed = False
+        self.waiting.clear()
+        self.watching.clear()

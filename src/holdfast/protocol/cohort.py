@@ -1,0 +1,249 @@
+"""Cohorts: the waiters of one process on one lock stand in one local queue, and one of them speaks for all.
+
+Invariant. Lock by lock there is one *seat*. Whoever sits on it talks to the server: tries, waits in its queue, holds.
+Everybody else in the process stands in *line*, in the order of arrival, and costs the server nothing. A seat is never
+empty while somebody who may sit down stands in line, and whoever was called to it sits there or is about to.
+
+A hold that is given back goes to the first in line without the network, at most ``cohort`` times and for a tenth of a
+second in a row; then it goes back to the server, which lets other processes have their turn. What is passed on is
+the key with its token, the rest of its ttl (renewed first if that is too little) and the next fence of those
+that the server has set aside. After Dice, Marathe and Shavit, "Lock Cohorting" (2012).
+
+A Lock object has a gate of its own on top: it has at most one lease, and a lost lease occupies it until release() has
+reported the loss, though its seat is free by then. With ``cohort=0`` the seat is the gate's own, shared with nobody.
+
+Atomic: single dict and deque operations, in an order in which any thread may be interrupted, by another or by Ctrl-C,
+between any two of them. ``setdefault`` decides: who sits on a seat, who has called whom, or whether it had left before.
+Whatever was interrupted is simply done again, by the same caller, and finds what it did already. A mutex would be
+easier to read and would stay shut when Ctrl-C strikes between taking it and noting that.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Hashable
+from typing import TYPE_CHECKING, Final
+
+from holdfast.lease import ENDED, Hold
+from holdfast.protocol.effects import Effects, clock, new_bell, wait
+
+if TYPE_CHECKING:
+    from holdfast.protocol.keepalive import Book
+
+__all__ = ["Cohorts", "Gate"]
+
+ENOUGH: Final = 0.8  # of its validity must be left for a hold to be passed on as it is
+
+_LEFT: Final = "left"
+_LOSER: Final = "loser"
+_ENDER: Final = "ender"
+_NEVER: Final = float("inf")
+
+
+class Gate(dict[None, Hold]):
+    """A Lock object's own seat, for one hold."""
+
+    __slots__ = ("cohorts",)
+    __hash__ = object.__hash__  # type: ignore[assignment]
+
+    def __init__(self, cohorts: Cohorts) -> None:
+        super().__init__()
+        self.cohorts = cohorts
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def vacate(self, hold: Hold) -> None:
+        self.cohorts.vacate(hold, _LOSER)
+
+    def leave(self, hold: Hold) -> None:
+        self.cohorts.leave(hold)
+
+
+class Cohorts:
+    """Who speaks for this process, lock by lock; and who stands in line."""
+
+    def __init__(self) -> None:
+        self.seats: dict[Hashable, Hold] = {}
+        self.lines: dict[Hashable, deque[Hold]] = {}
+        self._vacating: dict[Hold, str] = {}
+
+    def enter(self, hold: Hold, until: float | None) -> Effects[bool]:
+        """Come to sit, by that time (None: whenever); whether it does. If it is HELD then, it was passed on to it."""
+        seat = seat_of(hold)
+        if self.seats.setdefault(seat, hold) is hold:
+            if hold.gate.setdefault(None, hold) is hold:
+                return True
+            self.vacate(hold)  # it is the object that is occupied, by a lease that was lost
+        hold.seated = False
+        hold.bell = yield from new_bell()
+        self._stand_in_line(seat, hold)
+        while True:
+            hold.bell.clear()
+            self._call_next(seat, hold)
+            if hold.fate and self.seats.get(seat) is hold:
+                hold.seated = True
+                hold.gate[None] = hold
+                return True
+            if until is not None and (yield from clock()) >= until and self._step_out(seat, hold):
+                return False
+            yield from wait(hold.bell, _NEVER if until is None or hold.fate else until)
+
+    def _stand_in_line(self, seat: Hashable, hold: Hold) -> None:
+        while True:
+            line = self.lines.setdefault(seat, deque())
+            line.append(hold)
+            if self.lines.get(seat) is line:  # else it was found empty and thrown away just then
+                return
+
+    def _step_out(self, seat: Hashable, hold: Hold) -> bool:
+        """Leave the line; False if it has just been called."""
+        if hold.fate.setdefault(None, _LEFT) != _LEFT:
+            return False
+        _drop(self.lines.get(seat), hold)
+        return True
+
+    def withdraw(self, hold: Hold) -> Effects[None]:
+        """Interrupted: leave the line; or, called at that very moment, sit down, so as to get up in good order."""
+        seat = seat_of(hold)
+        if hold.seated or self._step_out(seat, hold):
+            return
+        while self.seats.get(seat) is not hold:
+            yield from wait(hold.bell, (yield from clock()) + 0.01)
+        hold.seated = True
+        hold.gate[None] = hold
+
+    def _call_next(self, seat: Hashable, by: Hold) -> None:
+        """If the seat is empty, call the first in line who may sit there."""
+        while line := self.lines.get(seat):
+            seated = self.seats.get(seat)
+            if seated is None:
+                heir = _first(line, by)
+                if heir is None:
+                    return
+                seated = self.seats.setdefault(seat, heir)
+            if seated.seated:
+                return
+            # It does not know yet: we have just put it there, or somebody who was interrupted before the last word.
+            if seated.fate.setdefault(None, by) != _LEFT:
+                assert seated.bell is not None
+                seated.bell.ring()
+                _drop(line, seated)
+                return
+            self.vacate(seated)
+
+    def vacate(self, hold: Hold, party: str = _ENDER) -> None:
+        """Get up from the seat, if it sits there, and call the next. It may be lost and given back at the same time."""
+        seat = seat_of(hold)
+        if self._vacating.setdefault(hold, party) is not party:
+            return
+        if self.seats.get(seat) is hold:
+            del self.seats[seat]
+        self._vacating.pop(hold, None)
+        if seat in self.lines:
+            self._tidy(seat)
+            self._call_next(seat, hold)
+
+    def leave(self, hold: Hold) -> None:
+        """It is over, or did not come about: its object is free again, and its seat."""
+        if hold.gate.get(None) is hold:
+            hold.gate.pop(None, None)
+        self.vacate(hold)
+
+    def _tidy(self, seat: Hashable) -> None:
+        """Throw an empty line away. Whoever joins it at this very moment joins another."""
+        line = self.lines.get(seat)
+        if line is not None and not line and self.lines.pop(seat, None) is line:
+            while line:
+                try:
+                    self._stand_in_line(seat, line.popleft())
+                except IndexError:
+                    return  # it has seen that and went by itself
+
+    def first_in_line(self, hold: Hold) -> Hold | None:
+        """To whom this hold could be passed on."""
+        line = self.lines.get(seat_of(hold))
+        return _first(line, hold) if line else None
+
+    def pass_on(self, hold: Hold, book: Book, now: float) -> bool:
+        """Pass it on to the first in line; whether there was one to take it. The hold was taken out of the book before.
+
+        Done again after an interrupt, it goes on where it was.
+        """
+        seat = seat_of(hold)
+        if hold.heir is None:
+            heir = self.first_in_line(hold)
+            if heir is None or not may_inherit(heir, hold, now):
+                return False
+            if self._vacating.setdefault(hold, _ENDER) is not _ENDER:
+                return False  # the keeper has just found it lost
+            if heir.fate.setdefault(None, hold) is not hold:
+                self._vacating.pop(hold, None)
+                return False  # it has just left; to look for another is not worth the trouble
+            hold.heir = heir
+        heir = hold.heir
+        if self.seats.get(seat) is hold:
+            hold.phase = ENDED
+            heir.inherit(hold, now)
+            book.enter(heir)
+            if hold.gate.get(None) is hold:
+                hold.gate.pop(None, None)
+            self.seats[seat] = heir  # from here on it is the heir's
+        self._vacating.pop(hold, None)
+        assert heir.bell is not None
+        heir.bell.ring()
+        _drop(self.lines.get(seat), heir)
+        return True
+
+    def forget(self) -> None:
+        """In a forked child, or a new event loop: whoever sat or stood here is not in this process."""
+        self.seats.clear()
+        self.lines.clear()
+        self._vacating.clear()
+
+
+def seat_of(hold: Hold) -> Hashable:
+    return hold.keys.main if hold.terms.cohort else hold.gate
+
+
+def may_inherit(heir: Hold, hold: Hold, now: float) -> bool:
+    """Whether a pass would give the heir what a grant gives: its own label, its own ttl, and neither less nor more."""
+    return _may_go_on(heir, hold, now) and _least(heir, hold) <= hold.lasts - now <= heir.terms.trust
+
+
+def wants_renewal(heir: Hold, hold: Hold, now: float) -> bool:
+    """Whether it could be passed on if only it lasted longer."""
+    return _may_go_on(heir, hold, now) and hold.lasts - now < _least(heir, hold)
+
+
+def _may_go_on(heir: Hold, hold: Hold, now: float) -> bool:
+    return hold.passes > 0 and now < hold.stint_ends and not hold.doubtful and heir.terms.label == hold.terms.label
+
+
+def _least(heir: Hold, hold: Hold) -> float:
+    """How much must be left: most of the ttl, or, as long as a grace is to be claimed, of that."""
+    return ENOUGH * (heir.terms.trust if hold.claimed else min(heir.terms.grace_ms / 1000, heir.terms.trust))
+
+
+def _first(line: deque[Hold], by: Hold) -> Hold | None:
+    """The first in line who may sit down: whose object is free, or will be as soon as ``by`` has left it."""
+    try:
+        first = line[0]
+    except IndexError:
+        return None
+    if _may_sit(first, by):
+        return first
+    return next((hold for hold in list(line) if _may_sit(hold, by)), None)
+
+
+def _may_sit(hold: Hold, by: Hold) -> bool:
+    called = hold.fate.get(None)
+    return (called is None or called is by) and hold.gate.get(None) in (None, by, hold)
+
+
+def _drop(line: deque[Hold] | None, hold: Hold) -> None:
+    try:
+        if line is not None:
+            line.remove(hold)
+    except (ValueError, IndexError):
+        pass  # it is not there any more, or somebody else changed the line meanwhile and will do it
