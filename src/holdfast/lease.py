@@ -110,6 +110,7 @@ class Hold:
         "look_at",
         "mine",
         "notify",
+        "passed",
         "passes",
         "phase",
         "queued",
@@ -148,6 +149,7 @@ class Hold:
         # While it is held.
         self.claimed = True  # the server keeps it for the whole ttl, not only for one grace
         self.look_at = _NEVER  # when the keeper should see to it even though it is not due
+        self.passed = False  # we have it from another holder in this process
         self.passes = 0  # how often it may still be passed on within the process,
         self.stint_ends = 0.0  # and until when
         self.heir: Hold | None = None  # to whom it was passed
@@ -188,6 +190,7 @@ class Hold:
     def inherit(self, giver: Hold, now: float) -> None:
         """It was passed on to us within the process: the same key and token on the server, and the next fence."""
         self.token = giver.token
+        self.passed = True
         self.passes = giver.passes - 1
         self.stint_ends = giver.stint_ends
         self.claimed = giver.claimed

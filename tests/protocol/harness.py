@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import holdfast.aio
 from holdfast.lab.machine import Machine, Process
@@ -15,10 +15,18 @@ from holdfast.protocol.effects import wait
 class Play:
     """A world whose every event is followed by a look at who believes to hold what."""
 
+    made: ClassVar[list[Play]] = []
+
     def __init__(self, seed: int | None = None) -> None:
         self.world = World(seed=seed)
         self.machines: list[Machine] = []
         self.fences: list[int] = []
+        Play.made.append(self)
+
+    def end(self) -> None:
+        """Whatever still runs ends without a word, rather than when it is collected as garbage."""
+        for machine in self.machines:
+            machine.crash()
 
     def client(self, name: str) -> holdfast.aio.Client:
         machine = self.world.machine(name)
@@ -42,21 +50,24 @@ class Play:
     def start(self, client: holdfast.aio.Client, routine: Any) -> Process:
         return self.world.spawn(routine, client._driver)  # type: ignore[arg-type]
 
-    def believers(self) -> list[Machine]:
-        """Machines with a hold that its holder may still rely on."""
+    def look(self) -> None:
+        """After every event."""
         now = self.world.now_us / 1e6
-        return [
-            machine
-            for machine in self.machines
-            if not machine.crashed and any(hold.valid(now) for hold in machine.book.holds.values())
-        ]
+        seen: dict[str, str] = {}
+        for machine in self.machines:
+            for hold in machine.book.holds.values() if not machine.crashed else ():
+                if hold.valid(now):
+                    assert hold.name not in seen, f"{seen[hold.name]} and {machine.name} both hold {hold.name!r}"
+                    seen[hold.name] = machine.name
+
+    def step(self) -> None:
+        self.world.advance()
+        self.look()
 
     def run(self, seconds: float) -> None:
         end_us = self.world.now_us + round(seconds * 1e6)
         while self.world._events and self.world._events[0][0] <= end_us:
-            self.world.advance()
-            believers = self.believers()
-            assert len(believers) <= 1, f"two hold at once: {believers}"
+            self.step()
         self.world.run(seconds=(end_us - self.world.now_us) / 1e6)
 
 

@@ -6,7 +6,7 @@
 --                        and '' -> until when the lock was last left free for those who only poll
 --
 -- Time is the server's, read once a step. A waiter shows that it lives by asking again every half second. One that
--- has missed two of these is passed over, and so is one whose process hears nothing: it has ended, or must come back first.
+-- has missed two of these is struck off.
 
 local PRESENCE_US = 1100000
 local OPEN_US = 5000 -- so long the lock is left free,
@@ -56,36 +56,42 @@ local function head()
 end
 
 local function ring(channel, token, fence, ms)
-  if channel == '-' then
-    return true
+  if channel ~= '-' then
+    redis.pcall('PUBLISH', channel, token .. ' ' .. fence .. ' ' .. now_us .. ' ' .. ms)
   end
-  local heard = redis.pcall('PUBLISH', channel, token .. ' ' .. fence .. ' ' .. now_us .. ' ' .. ms)
-  return type(heard) ~= 'number' or heard > 0 -- if we may not publish we cannot know
 end
 
--- Write a free lock over to the waiter who is next, for one grace, and ring its bell.
+-- Whether a bell on that channel would be heard, as far as this server can tell.
+local function is_heard(channel)
+  local heard = channel == '-' or redis.pcall('PUBSUB', 'NUMSUB', channel)
+  return type(heard) ~= 'table' or heard.err or heard[2] > 0
+end
+
+-- Write a free lock over to the waiter who is next, for one grace, and ring its bell. One that would not hear it has
+-- ended, or has lost its listener and will be back: it is passed over, unless it is like that with all of them.
 local function grant_next()
   if not head() then
     return
   end
-  local deaf
-  for place, token in ipairs(redis.call('ZRANGE', KEYS[3], 0, 15)) do
+  local chosen
+  for _, token in ipairs(redis.call('ZRANGE', KEYS[3], 0, 15)) do
     local entry = redis.call('HGET', KEYS[4], token) or ''
     local seen, grace_ms, retention_ms, fences, channel = string.match(entry, '^(%d+) (%d+) (%d+) (%d+) (.+)$')
     if seen and math.abs(now - seen) <= PRESENCE_US then
-      local fence = mint(redis.call('GET', KEYS[2]), fences, retention_ms)
-      if ring(channel, token, fence, grace_ms) then
-        strike_off(token)
-        redis.call('SET', KEYS[1], token, 'PX', grace_ms)
-        return
+      local heard = is_heard(channel)
+      if heard or not chosen then
+        chosen = {token, grace_ms, retention_ms, fences, channel}
       end
-      deaf = deaf or {token, grace_ms}
+      if heard then
+        break
+      end
     end
   end
-  if deaf then -- nobody hears; it will find its token there when it comes to ask again
-    strike_off(deaf[1])
-    redis.call('SET', KEYS[1], deaf[1], 'PX', deaf[2])
-  end
+  local token, grace_ms, retention_ms, fences, channel = unpack(chosen)
+  local fence = mint(redis.call('GET', KEYS[2]), fences, retention_ms)
+  strike_off(token)
+  redis.call('SET', KEYS[1], token, 'PX', grace_ms)
+  ring(channel, token, fence, grace_ms)
 end
 
 -- A lock that is always written over would never be free for those who only poll. So now and then it is left free for

@@ -54,13 +54,14 @@ class Switchboard:
         if len(parts) != _PARTS:
             return
         hold = self.waiting.get(parts[0])
-        if hold is None or hold.bell is None:
+        if hold is None:
             return
         try:
             hold.word = Word(int(parts[1]), int(parts[2]), int(parts[3]), now)
         except ValueError:
             return
-        hold.bell.ring()
+        if hold.bell is not None:  # else it has not come to wait yet, and will look before it does
+            hold.bell.ring()
 
     def touched(self, key: str) -> None:
         """Somebody else wrote that key: whoever has it watched should look."""

@@ -106,32 +106,42 @@ class BaseLock(Generic[L]):
             self._begin_life()
         if self._driver.book.closed:
             raise Unavailable({self._driver.address: "this client was closed"}, "Connect again, or close it later")
-        cohorts: Cohorts = self._driver.cohorts
-        hold = Hold(self._keys, self._terms, self._gate)
-        try:
-            if not (yield from cohorts.enter(hold, until)):
-                return None
-            if hold.phase is not HELD:  # else it was passed on to us within the process
-                hold.token = yield from new_token(self._terms.label)
-                if not (yield from mutex.acquire(hold, until, self._driver.board)):
-                    cohorts.leave(hold)
+        while True:
+            hold = Hold(self._keys, self._terms, self._gate)
+            try:
+                if not (yield from self._obtain(hold, until)):
                     return None
-                self._driver.admit(hold)
-            self._lease = lease = self._lease_class(self._driver, hold)
-            if self._terms.on_lost == "cancel":
-                yield from attach(hold)
-            return lease
-        except STOPPED:
-            yield from self._withdraw(hold)
-            raise
+                if hold.passed and not hold.valid((yield from clock())):
+                    yield from self._withdraw(hold)  # it was passed on to us, and we slept beyond its end
+                    continue
+                self._lease = lease = self._lease_class(self._driver, hold)
+                if self._terms.on_lost == "cancel":
+                    yield from attach(hold)
+                return lease
+            except STOPPED:
+                yield from self._withdraw(hold)
+                raise
+
+    def _obtain(self, hold: Hold, until: float | None) -> Effects[bool]:
+        """From another holder in this process, or from the server; whether it could be had by that time."""
+        cohorts: Cohorts = self._driver.cohorts
+        if not (yield from cohorts.enter(hold, until)):
+            return False
+        if hold.passed:
+            return True
+        hold.token = yield from new_token(self._terms.label)
+        if not (yield from mutex.acquire(hold, until, self._driver.board)):
+            cohorts.leave(hold)
+            return False
+        self._driver.admit(hold)
+        return True
 
     def _withdraw(self, hold: Hold) -> Effects[None]:
         """Interrupted on the way to a lease: leave nothing behind, neither here nor on the server."""
         cohorts: Cohorts = self._driver.cohorts
         try:
             yield from cohorts.withdraw(hold)
-            if hold.phase is HELD:  # between the grant, or the pass, and our return
-                self._driver.book.leave(hold)
+            if self._driver.book.leave(hold) or hold.phase is HELD:  # between the grant, or the pass, and our return
                 yield from mutex.settle(hold)
         finally:
             try:

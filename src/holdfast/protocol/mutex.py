@@ -116,7 +116,7 @@ def acquire(hold: Hold, until: float | None, board: Switchboard) -> Effects[bool
         if hold.doubtful or hold.queued or hold.phase is HELD:
             yield from settle(hold)
         raise
-    if hold.bell is not None:
+    if board.waiting:
         board.dismiss(hold)
     if not granted and (hold.doubtful or hold.queued):
         yield from settle(hold)

@@ -85,3 +85,10 @@ def publish(store: Store, channel: bytes, message: bytes) -> Reply:
     """Its owner delivers what is in the outbox, and has said who listens to what."""
     store.outbox.append((channel, message))
     return int(channel in store.subscribed)
+
+
+@command()
+def pubsub(store: Store, subcommand: bytes, *channels: bytes) -> Reply:
+    if subcommand.upper() != b"NUMSUB":
+        raise ReplyError(f"ERR unknown subcommand '{subcommand.decode(errors='replace')}'. Try PUBSUB HELP.")
+    return [part for channel in channels for part in (channel, int(channel in store.subscribed))]
