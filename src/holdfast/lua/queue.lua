@@ -9,8 +9,8 @@
 -- has missed two of these is struck off.
 
 local PRESENCE_US = 1100000
-local OPEN_US = 5000 -- so long the lock is left free,
-local SHUT_US = 50000 -- and not again for so long, and up to twice that more by the dice of the clock
+local OPEN_US = 20000 -- the longest that a lock is left free for those who only poll: a twentieth of the time before,
+local SHUT_US = 50000 -- which is at least this, and up to twice that more by the dice of the clock
 
 local now_us, now
 
@@ -105,8 +105,9 @@ local function free_or_grant()
   if free_until == 0 then
     redis.call('HSET', KEYS[4], '', now_us)
   elseif now >= free_until + SHUT_US + free_until % (2 * SHUT_US) then
-    redis.call('HSET', KEYS[4], '', string.format('%.0f', now + OPEN_US))
-    ring(string.match(entry, '(%S+)$'), token, 0, OPEN_US / 1000)
+    local open_us = math.min(OPEN_US, math.max(5000, math.floor((now - free_until) / 20)))
+    redis.call('HSET', KEYS[4], '', string.format('%.0f', now + open_us))
+    ring(string.match(entry, '(%S+)$'), token, 0, math.ceil(open_us / 1000))
     return
   end
   grant_next()
