@@ -130,7 +130,7 @@ def connect(
     Nothing is contacted until the first lock is. Close it, or use it as a context manager.
     """
     shared = client_terms(timeout=timeout, fence_retention=fence_retention, cohort=cohort)
-    return Client(Driver(aim(target, aio=False)), namespace=namespace, shared=shared)
+    return Client(Driver(aim(target, aio=False), namespace=namespace), namespace=namespace, shared=shared)
 
 
 _default: Client | None = None

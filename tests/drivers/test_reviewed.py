@@ -16,7 +16,6 @@ import redis
 
 import holdfast
 import holdfast.aio
-from holdfast.drivers.gate import Gate
 from tests.servers import Server
 from tests.support import asyncio_test, took
 
@@ -57,26 +56,6 @@ async def test_somebody_elses_cancellation_on_the_way_out_goes_on(server: Server
         with pytest.raises(asyncio.CancelledError):
             await task
     assert admin.exists("x") == 0
-
-
-def test_a_second_leave_wakes_whoever_waits() -> None:
-    """A signal handler may strike between opening the gate and ringing; then it is left once more."""
-    gate, one, two = Gate(), object(), object()
-    assert gate.enter(one, None)  # type: ignore[arg-type]
-    passed = threading.Event()
-
-    def waiter() -> None:
-        gate.enter(two, None)  # type: ignore[arg-type]
-        passed.set()
-
-    thread = threading.Thread(target=waiter, daemon=True)
-    thread.start()
-    while not gate._waiting:
-        time.sleep(0.001)
-    del gate._seat[None]
-    assert not passed.wait(0.05)
-    gate.leave(one)  # type: ignore[arg-type]
-    assert passed.wait(5)
 
 
 def test_no_password_and_no_token_in_the_repr_of_what_locals_hold(client: holdfast.Client) -> None:

@@ -1,8 +1,9 @@
 """Runs protocols with asyncio.
 
-``run`` is the whole driver: it performs one effect after the other in the calling task. The keeper is the same loop in
-a task of its own, with a connection of its own. A client belongs to one event loop at a time; in a new loop it starts
-afresh, and what it held in the old one is lost.
+``run`` is the whole driver: it performs one effect after the other in the calling task, and awaits nothing but the
+future of a reply or of a bell, for every coroutine in between is paid for by every lock. The keeper is the same loop in
+a task of its own, on the same connection as long as that is well. A client belongs to one event loop at a time; in a
+new loop it starts afresh, and what it held in the old one is lost.
 """
 
 from __future__ import annotations
@@ -10,15 +11,19 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+from secrets import token_hex
+from threading import get_ident
 from typing import Any, TypeVar
 
 from holdfast.drivers import clock, forks
 from holdfast.drivers.body import Body
-from holdfast.engines.redis_aio import Engine
+from holdfast.engines.redis_aio import Engine, Lifeline
 from holdfast.engines.target import Target
 from holdfast.errors import InvalidConfig
 from holdfast.lease import Hold
 from holdfast.protocol import effects as fx
+from holdfast.protocol.bells import Switchboard
+from holdfast.protocol.cohort import Cohorts
 from holdfast.protocol.keepalive import CLOSED, Book, keep
 from holdfast.protocol.mutex import GRACE
 
@@ -27,78 +32,141 @@ __all__ = ["Bell", "Driver"]
 T = TypeVar("T")
 log = logging.getLogger("holdfast")
 
-
-class Bell(asyncio.Event):
-    """An event that rings."""
-
-    ring = asyncio.Event.set
+_LONGEST_TIMER = 86_400.0  # what is still to come then, is waited for again
 
 
-class Gate:
-    """A mutex between tasks that knows who has passed."""
+class Bell:
+    """A ring that is kept until somebody waits for it. One waits at a time."""
 
-    __slots__ = ("_lock", "_passed")
+    __slots__ = ("_timer", "_waiter", "rung")
 
     def __init__(self) -> None:
-        self._lock = asyncio.Lock()
-        self._passed: Hold | None = None
+        self.rung = False
+        self._waiter: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
 
-    def locked(self) -> bool:
-        return self._lock.locked()
+    def ring(self) -> None:
+        self.rung = True
+        if self._waiter is not None:
+            _wake(self._waiter)
 
-    async def enter(self, hold: Hold, until: float | None) -> bool:
-        try:
-            # An open gate is passed at once, even without any time left.
-            async with asyncio.timeout(None if until is None else until - clock.now()):
-                await self._lock.acquire()
-        except TimeoutError:
-            return False
-        self._passed = hold
-        return True
+    def clear(self) -> None:
+        self.rung = False
 
-    def leave(self, hold: Hold) -> None:
-        if self._passed is hold:
-            self._passed = None
-            self._lock.release()
+    def wait(self, loop: asyncio.AbstractEventLoop, until: float) -> asyncio.Future[None]:
+        """A future that is done when it rings, or at that time by our clock. Call ``rest`` after it."""
+        waiter = self._waiter = loop.create_future()
+        if until != float("inf"):
+            self._timer = loop.call_later(min(until - clock.now(), _LONGEST_TIMER), _wake, waiter)
+        return waiter
+
+    def rest(self) -> None:
+        self._waiter = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+def _wake(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)
+
+
+class Shielded(asyncio.Future[Any]):
+    """A reply for which a cancelled task still waits, though not for long.
+
+    To cancel a task is to cancel what it awaits; if that says no, the task is told of it when the wait is over.
+    """
+
+    __slots__ = ("engine",)
+    engine: (
+        Engine | None
+    )  # until it was cancelled once; set by whoever makes it, as an __init__ would cost as much again
+
+    def cancel(self, msg: object = None) -> bool:
+        engine, self.engine = self.engine, None
+        if engine is not None and not self.done():
+            self.get_loop().call_later(GRACE, engine.expire, self, GRACE)
+        return False
 
 
 class Driver:
     """Runs protocols for one client: its engine, its keeper and its book."""
 
-    def __init__(self, target: Target, timeout: float) -> None:
+    def __init__(self, target: Target, timeout: float, *, namespace: str = "") -> None:
         self.address = target.address
-        self.engine = Engine(target, timeout)
         self.book = Book(Bell())
+        self.board = Switchboard(self.book)
+        self.cohorts = Cohorts()
+        self.engine = Engine(target, timeout, self.board, clock.now)
         self.now = clock.now
         self.life = 0  # counts event loops and forks
-        self._keepers_engine = Engine(target, timeout, deaf_after=0.3)  # renewal has no time for a dead connection
+        self._namespace = namespace
+        self._lifeline = Lifeline(self.engine)
         self._keeper: asyncio.Task[None] | None = None
         self._told: set[asyncio.Task[Any]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = 0  # in which that runs
+        self._name_channel()
         forks.watch(self)
 
-    gate = Gate
+    def _name_channel(self) -> None:
+        self.board.channel = f"{self._namespace}holdfast:bell:{token_hex(8)}"
 
     async def run(self, protocol: fx.Effects[T], engine: Engine | None = None) -> T:
-        loop = asyncio.get_running_loop()
-        if loop is not self._loop:
-            self._move_to(loop)
+        loop = self._loop
+        if loop is None or get_ident() != self._thread or not loop.is_running():
+            loop = self._find_loop()
         engine = engine or self.engine
+        submit, now, send = engine.submit, clock.now, protocol.send
         interrupt: BaseException | None = None
-        advance: Any = protocol.send
+        advance: Any = send
         value: Any = None
         while True:
             try:
-                effect = advance(value)
-                if isinstance(effect, fx.Call) and effect.shielded:
-                    reply = engine.submit(effect.step, effect.timeout)
-                    cancelled = await _outlast(reply, engine)
-                    interrupt = cancelled or interrupt
-                    if cancelled is not None and reply.exception() is not None:
-                        raise cancelled  # it had its chance; the caller will not wait for another try
-                    advance, value = protocol.send, reply.result()
-                else:
-                    advance, value = protocol.send, await self._perform(effect, engine)
+                while True:
+                    effect = advance(value)
+                    advance = send
+                    kind = type(effect)
+                    if kind is fx.Now:
+                        value = now()
+                    elif kind is fx.Call:
+                        step, timeout, shielded = effect
+                        if not shielded:
+                            value = await submit(step, timeout)
+                            continue
+                        reply = Shielded(loop=loop)
+                        reply.engine = engine
+                        try:
+                            value = await submit(step, timeout, reply)
+                        except asyncio.CancelledError as cancelled:
+                            interrupt = cancelled
+                            if not reply.done() or reply.exception() is not None:
+                                raise  # it had its chance; the caller will not wait for another try
+                            value = reply.result()
+                    elif kind is fx.Wait:
+                        bell, value = effect.bell or Bell(), None
+                        if not bell.rung:
+                            try:
+                                await bell.wait(loop, effect.until)
+                            finally:
+                                bell.rest()
+                        bell.rung = False  # unless we were cancelled: then it is kept
+                    elif kind is fx.NewToken:
+                        value = clock.new_token(effect.label)
+                    elif kind is fx.Caller:
+                        value = asyncio.current_task(loop)
+                    elif kind is fx.NewBell:
+                        value = Bell()
+                    elif kind is fx.CallEach:
+                        value = await engine.call_each(effect.steps, effect.timeout)
+                    elif kind is fx.Listen:
+                        value = await engine.listen(effect.timeout)
+                    elif kind is fx.Detach and effect.block is not None:
+                        effect.hold.notify = None
+                        value = await effect.block.leave(effect.error)
+                    else:
+                        value = self._perform(effect)
             except StopIteration as done:
                 if interrupt is not None:
                     raise interrupt from None
@@ -107,41 +175,24 @@ class Driver:
             except BaseException as error:
                 if fx.is_over(protocol):  # that was its own last word
                     raise interrupt or error from (error.__cause__ if interrupt is None else None)
-                if isinstance(error, Exception):
-                    advance, value = protocol.throw, error
-                else:  # the task was cancelled
-                    interrupt = error
-                    advance, value = protocol.throw, fx.Interrupted()
+                advance, value = protocol.throw, error
+                if not isinstance(error, Exception):  # the task was cancelled
+                    interrupt, value = error, fx.Interrupted()
 
-    async def _perform(self, effect: fx.Effect, engine: Engine) -> Any:
-        if isinstance(effect, fx.Now):
-            return clock.now()
-        if isinstance(effect, fx.Call):
-            return await engine.submit(effect.step, effect.timeout)
-        if isinstance(effect, fx.Enter):
-            assert isinstance(effect.gate, Gate)
-            return await effect.gate.enter(effect.hold, effect.until)
-        if isinstance(effect, fx.NewToken):
-            return clock.new_token(effect.label)
-        if isinstance(effect, fx.Caller):
-            return asyncio.current_task()
-        if isinstance(effect, fx.Wait):
-            return await _wait(effect.bell, effect.until)
-        if isinstance(effect, fx.CallEach):
-            return await engine.call_each(effect.steps, effect.timeout)
-        if isinstance(effect, fx.NewBell):
-            return Bell()
-        if isinstance(effect, fx.Entrust):
-            self.book.entrust(effect.hold, clock.now())
-            return self.keep()
-        if isinstance(effect, fx.Tell):
-            return self._tell(effect.hold)
+    def _perform(self, effect: fx.Effect) -> Any:
+        """What is done at once."""
         if isinstance(effect, fx.Attach):
             body = Body()
             effect.hold.notify = body.cancel
             return body
-        effect.hold.notify = None
-        return (effect.error, False) if effect.block is None else await effect.block.leave(effect.error)
+        if isinstance(effect, fx.Detach):
+            effect.hold.notify = None
+            return effect.error, False
+        if isinstance(effect, fx.Entrust):
+            self.book.entrust(effect.hold, clock.now())
+            return self.keep()
+        assert isinstance(effect, fx.Tell)
+        return self._tell(effect.hold)
 
     def admit(self, hold: Hold) -> None:
         """A hold begins: the keeper looks after it from now on."""
@@ -156,7 +207,7 @@ class Driver:
     async def _keep(self) -> None:
         while not self.book.closed:
             try:
-                await self.run(keep(self.book), self._keepers_engine)
+                await self.run(keep(self.book), self._lifeline)
             except Exception:
                 log.exception("the keeper of %s stumbled and starts again", self.engine.address)
                 await asyncio.sleep(1.0)
@@ -175,9 +226,7 @@ class Driver:
             task.add_done_callback(self._told.discard)
 
     async def close(self) -> None:
-        loop = asyncio.get_running_loop()
-        if loop is not self._loop:
-            self._move_to(loop)
+        self._find_loop()
         self.book.close()
         keeper = self._keeper
         if keeper is not None and keeper is not asyncio.current_task():
@@ -186,54 +235,40 @@ class Driver:
         for hold in list(self.book.holds.values()):
             if hold.lose(CLOSED):
                 self._tell(hold)
-            hold.gate.leave(hold)  # whoever waits there is to find out, too
+            self.cohorts.leave(hold)
         await self.engine.close()
-        await self._keepers_engine.close()
+        await self._lifeline.close()
+        self.board.look_again()  # whoever waits is to find out, too
 
-    def _move_to(self, loop: asyncio.AbstractEventLoop) -> None:
-        if self._loop is not None:
-            if self._loop.is_running():  # in another thread
-                raise InvalidConfig("a client in two event loops at once", "connect in each of them")
-            self._begin_anew("the event loop in which it was acquired has ended")
-        self._loop = loop
+    def _find_loop(self) -> asyncio.AbstractEventLoop:
+        """The loop that runs here, and in which we are from now on."""
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:
+            if self._loop is not None:
+                if self._loop.is_running():  # in another thread
+                    raise InvalidConfig("a client in two event loops at once", "connect in each of them")
+                self._begin_anew("the event loop in which it was acquired has ended")
+            self._loop = loop
+            self.engine.move_to(loop)
+            self._lifeline.move_to(loop)
+        self._thread = get_ident()
+        return loop
 
     def forget(self) -> None:
         """In a forked child: sockets, tasks and leases are the parent's."""
         self._loop = None
         self.engine.forget()
-        self._keepers_engine.forget()
+        self._lifeline.forget()
         self._begin_anew("this process was forked from the holder; the hold stayed with the parent")
 
     def _begin_anew(self, reason: str) -> None:
         self.life += 1
         self.book.disown(reason)
         self.book.bell = Bell()
+        self.board.forget()
+        self.cohorts.forget()
+        self._name_channel()
         self._keeper = None
-
-
-async def _outlast(reply: asyncio.Future[Any], engine: Engine) -> asyncio.CancelledError | None:
-    """Wait for the reply even when cancelled, though not for long; the cancellation, if there was one."""
-    cancelled = None
-    while not reply.done():
-        try:
-            await asyncio.wait([reply])
-        except asyncio.CancelledError as error:
-            if cancelled is None:
-                cancelled = error
-                asyncio.get_running_loop().call_later(GRACE, engine.expire, reply, GRACE)
-    return cancelled
-
-
-async def _wait(bell: fx.Bell | None, until: float) -> None:
-    left = max(0.0, min(until - clock.now(), 86_400.0))
-    if isinstance(bell, Bell):
-        try:
-            async with asyncio.timeout(left):
-                await bell.wait()
-        except TimeoutError:
-            pass
-    else:
-        await asyncio.sleep(left)
 
 
 async def _finish_telling(outcome: Any, name: str) -> None:

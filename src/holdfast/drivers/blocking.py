@@ -1,23 +1,28 @@
 """Runs protocols with threads.
 
 ``run`` is the whole driver: it performs one effect after the other in the calling thread. The keeper is the same loop
-in a daemon thread, with a connection of its own.
+in a daemon thread. Its steps go over the wire, like those that watch a key, because the server tells a connection of
+what others write, and not of what it writes itself.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+from _thread import allocate_lock
 from queue import SimpleQueue
+from secrets import token_hex
 from time import sleep
 from typing import Any, TypeVar
 
 from holdfast.drivers import clock, forks
-from holdfast.drivers.gate import Gate
 from holdfast.engines.redis import Engine
+from holdfast.engines.redis_wire import Wire
 from holdfast.engines.target import Target
 from holdfast.lease import Hold
 from holdfast.protocol import effects as fx
+from holdfast.protocol.bells import Switchboard
+from holdfast.protocol.cohort import Cohorts
 from holdfast.protocol.keepalive import CLOSED, Book, keep
 
 __all__ = ["Bell", "Driver"]
@@ -26,31 +31,60 @@ T = TypeVar("T")
 log = logging.getLogger("holdfast")
 
 
-class Bell(threading.Event):
-    """An event that rings."""
+class Bell:
+    """A lock that is held as long as the bell has not rung.
 
-    ring = threading.Event.set
+    Ringing is one operation, so it may be done from any thread and from a signal handler that strikes the very thread
+    that waits. threading.Event is neither that (it has a lock of its own) nor quick.
+    """
+
+    __slots__ = ("_silent",)
+
+    def __init__(self) -> None:
+        self._silent = allocate_lock()
+        self._silent.acquire()
+
+    def ring(self) -> None:
+        try:
+            self._silent.release()
+        except RuntimeError:
+            pass  # it has rung already, and nobody has heard it yet
+
+    def clear(self) -> None:
+        self._silent.acquire(blocking=False)
+
+    def wait(self, seconds: float) -> None:
+        """For one caller at a time. A ring is heard once."""
+        if seconds > 0:
+            self._silent.acquire(timeout=min(seconds, threading.TIMEOUT_MAX))
+        else:
+            self._silent.acquire(blocking=False)
 
 
 class Driver:
-    """Runs protocols for one client: its engine, its keeper and its book."""
+    """Runs protocols for one client: its engine, its wire, its keeper and its book."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: Target, *, namespace: str = "") -> None:
         self.address = target.address
         self.engine = Engine(target)
         self.book = Book(Bell())
+        self.board = Switchboard(self.book)
+        self.cohorts = Cohorts()
+        self.wire = Wire(target, self.board, clock.now)
         self.now = clock.now
         self.life = 0  # counts forks
-        self._keepers_engine = Engine(target)
+        self._namespace = namespace
         self._keeper: threading.Thread | None = None
         self._teller: threading.Thread | None = None
         self._news: SimpleQueue[Hold | None] = SimpleQueue()  # of losses, to be told
         self._starting = threading.Lock()
+        self._name_channel()
         forks.watch(self)
 
-    gate = Gate
+    def _name_channel(self) -> None:
+        self.board.channel = f"{self._namespace}holdfast:bell:{token_hex(8)}"
 
-    def run(self, protocol: fx.Effects[T], engine: Engine | None = None) -> T:
+    def run(self, protocol: fx.Effects[T], engine: Engine | Wire | None = None) -> T:
         try:
             return self._drive(protocol, engine, protocol.send, None)
         except BaseException as error:
@@ -61,7 +95,7 @@ class Driver:
                 protocol.send(None)  # what has not begun cannot clean up: let it come to its first effect
             return self._drive(protocol, engine, protocol.throw, error)
 
-    def _drive(self, protocol: fx.Effects[T], engine: Engine | None, advance: Any, value: Any) -> T:
+    def _drive(self, protocol: fx.Effects[T], engine: Engine | Wire | None, advance: Any, value: Any) -> T:
         call = (engine or self.engine).call
         interrupt: BaseException | None = None
         send = protocol.send
@@ -75,9 +109,11 @@ class Driver:
                     if type(effect) is fx.Now:
                         value = clock.now()
                     elif type(effect) is fx.Call:
-                        value = call(effect.step, effect.timeout)
-                    elif type(effect) is fx.Enter:
-                        value = effect.gate.enter(effect.hold, effect.until)  # type: ignore[attr-defined]
+                        step = effect.step
+                        if type(step) is fx.Step and step.watch:
+                            value = self.wire.call(step, effect.timeout)
+                        else:
+                            value = call(step, effect.timeout)
                     else:
                         value = self._perform(effect, engine)
             except StopIteration as done:
@@ -92,7 +128,7 @@ class Driver:
                 if not isinstance(error, Exception):  # Ctrl-C, or whatever a signal handler raises, here or there
                     interrupt, value = error, fx.Interrupted()
 
-    def _perform(self, effect: fx.Effect, engine: Engine | None) -> Any:
+    def _perform(self, effect: fx.Effect, engine: Engine | Wire | None) -> Any:
         if isinstance(effect, fx.NewToken):
             return clock.new_token(effect.label)
         if isinstance(effect, fx.Caller):
@@ -103,6 +139,8 @@ class Driver:
             return (engine or self.engine).call_each(effect.steps, effect.timeout)
         if isinstance(effect, fx.NewBell):
             return Bell()
+        if isinstance(effect, fx.Listen):
+            return self.wire.listen(effect.timeout)
         if isinstance(effect, fx.Entrust):
             self.book.entrust(effect.hold, clock.now())
             return self.keep()
@@ -127,6 +165,7 @@ class Driver:
                     keeper = threading.Thread(target=self._keep, name="holdfast-keeper", daemon=True)
                     try:
                         keeper.start()
+                        self.wire.start()  # the keeper will need it soon; whoever counts threads should count it now
                     except RuntimeError:  # the interpreter is on its way out, and the lease will be, too, by its ttl
                         return
                     self._keeper = keeper
@@ -134,7 +173,7 @@ class Driver:
     def _keep(self) -> None:
         while not self.book.closed:
             try:
-                self.run(keep(self.book), self._keepers_engine)
+                self.run(keep(self.book), self.wire)
             except Exception:
                 log.exception("the keeper of %s stumbled and starts again", self.engine.address)
                 sleep(1.0)
@@ -166,26 +205,30 @@ class Driver:
         for hold in list(self.book.holds.values()):
             if hold.lose(CLOSED):
                 self._tell(hold)
-            hold.gate.leave(hold)  # whoever waits there is to find out, too
+            self.cohorts.leave(hold)
         self._news.put(None)
         self.engine.close()
-        self._keepers_engine.close()
+        self.wire.close()
+        self.board.look_again()  # whoever waits is to find out, too
 
     def forget(self) -> None:
         """In a forked child: threads are gone, and sockets, locks and leases are the parent's."""
         self.life += 1
         self.engine.forget()
-        self._keepers_engine.forget()
+        self.wire.forget()
         self.book.disown("this process was forked from the holder; the hold stayed with the parent")
         self.book.bell = Bell()
+        self.board.forget()
+        self.cohorts.forget()
+        self._name_channel()
         self._keeper = self._teller = None
         self._news = SimpleQueue()
         self._starting = threading.Lock()
 
 
 def _wait(bell: fx.Bell | None, until: float) -> None:
-    left = min(until - clock.now(), threading.TIMEOUT_MAX)
+    left = until - clock.now()
     if isinstance(bell, Bell):
         bell.wait(left)
     elif left > 0:
-        sleep(left)
+        sleep(min(left, threading.TIMEOUT_MAX))

@@ -1,0 +1,221 @@
+"""What the wire is made of: a request and its way there and back, a connection, and how its thread is woken.
+
+A request is sent once, or not at all, and who gets hold of its claim first decides: the thread of the wire, which then
+sends it, or its caller, who leaves and may be sure that it never will be. A request that is past its time is not sent
+either, for a caller who was interrupted may not have come to take it back.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import ssl
+import threading
+import time
+from _thread import allocate_lock
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeAlias
+
+import hiredis
+import redis.exceptions
+
+from holdfast.engines.wire import Op, pack
+from holdfast.protocol.effects import StepFailed
+
+__all__ = ["PENDING", "SPEAKS_RESP3", "Asked", "Link", "Request", "Waker"]
+
+PENDING: Final = object()  # where a reply is to come
+
+_NOTHING: Final = object()  # what the parser says as long as it has no whole reply
+_CHUNK: Final = 65536
+_Push: Final[type[Any] | None] = getattr(hiredis, "PushNotification", None)
+SPEAKS_RESP3: Final = _Push is not None  # pushes can be told from replies since hiredis 3.2
+
+
+class Request:
+    """What one caller asks for: steps that are sent together. Each has a reply, or a StepFailed, of its own."""
+
+    __slots__ = ("_claim", "_done", "_heard_at", "_missing", "data", "left", "listens", "ops", "replies", "until")
+
+    def __init__(self, ops: Sequence[Op], timeout: float, *, listens: bool = False) -> None:
+        self.ops = ops
+        self.data = [pack(op) for op in ops]
+        self.listens = listens
+        self.replies: list[Any] = [PENDING] * len(ops)
+        self.until = time.monotonic() + timeout
+        self.left = False  # its caller does not wait any more
+        self._missing = len(ops)
+        self._heard_at = 0.0
+        self._claim: list[None] = [None]
+        self._done = allocate_lock()
+        self._done.acquire()
+
+    def claim(self) -> bool:
+        """Decide whether it is sent; True for exactly one caller."""
+        try:
+            self._claim.pop()
+        except IndexError:
+            return False
+        return True
+
+    def answer(self, place: int, reply: Any) -> None:
+        """By whoever has the claim, and nobody else."""
+        self.replies[place] = reply
+        self._heard_at = time.monotonic()
+        self._missing -= 1
+        if not self._missing:
+            self._done.release()
+
+    def fail(self, why: Callable[[], StepFailed]) -> None:
+        for place in range(len(self.ops)):
+            self.answer(place, why())  # one each: tracebacks and notes are its own
+
+    def wait(self, timeout: float) -> None:
+        """Until all is answered. Each reply has the whole of the time, after the last."""
+        until = self.until
+        while True:
+            left = min(until - time.monotonic(), threading.TIMEOUT_MAX)
+            if self._done.acquire(timeout=left) if left > 0 else self._done.acquire(blocking=False):
+                return
+            if self._heard_at + timeout <= until:
+                return
+            until = self._heard_at + timeout
+
+
+Asked: TypeAlias = tuple[Request | None, int]  # whose request, and which of its steps; None: nobody's
+
+
+class Waker:
+    """A pipe that gets a thread out of poll().
+
+    Nobody closes it but the collector: a descriptor that is closed while another thread is about to write to it may be
+    somebody else's file by then.
+    """
+
+    __slots__ = ("_fds",)
+
+    def __init__(self) -> None:
+        self._fds: tuple[int, ...] = ()  # should there be no pipe to be had
+        self._fds = os.pipe()
+        for fd in self._fds:
+            os.set_blocking(fd, False)
+
+    def fileno(self) -> int:
+        return self._fds[0]
+
+    def wake(self) -> None:
+        try:
+            os.write(self._fds[1], b"!")
+        except BlockingIOError:
+            pass  # it is full, so somebody did
+
+    def calm(self) -> None:
+        try:
+            os.read(self._fds[0], _CHUNK)
+        except BlockingIOError:
+            pass
+
+    def close(self) -> None:
+        fds, self._fds = self._fds, ()
+        for fd in fds:
+            os.close(fd)
+
+    __del__ = close
+
+
+class Link:
+    """One connection, and what is under way on it. Only the thread of the wire touches it."""
+
+    __slots__ = (
+        "_connection",
+        "_out",
+        "_reader",
+        "_reading_waits",
+        "asked",
+        "is_ear",
+        "resp3",
+        "silent_since",
+        "sock",
+        "tracking",
+        "writing_waits",
+    )
+
+    def __init__(self, connection: Any, *, resp3: bool, is_ear: bool) -> None:
+        self._connection = connection
+        self.sock: socket.socket = connection._sock
+        self.sock.setblocking(False)
+        _keep_alive(self.sock)
+        self._reader = hiredis.Reader(notEnoughData=_NOTHING)
+        self._out: list[bytes] = []
+        self.resp3 = resp3
+        self.is_ear = is_ear  # whether bells are rung here
+        self.tracking = False
+        self.asked: deque[Asked] = deque()
+        self.silent_since = 0.0  # when the server last said something, or was first asked after that
+        self.writing_waits = False  # for the server to take in what was sent
+        self._reading_waits = False  # likewise, which happens to TLS
+
+    def write(self, data: bytes, *asked: Asked) -> None:
+        if not self.asked:
+            self.silent_since = time.monotonic()
+        self.asked.extend(asked)
+        self._out.append(data)
+
+    def flush(self) -> None:
+        """Send as much as goes out without waiting."""
+        self.writing_waits = self._reading_waits
+        try:
+            while self._out:
+                data = b"".join(self._out)
+                self._out = [data]  # what cannot go now must come first in the next try, or TLS complains
+                self._out = [data[sent:]] if (sent := self.sock.send(data)) < len(data) else []
+        except (BlockingIOError, ssl.SSLWantWriteError):
+            self.writing_waits = True
+        except ssl.SSLWantReadError:
+            pass  # the session must be told something first, and that is something to read
+
+    def read(self) -> list[Any]:
+        """All that has come."""
+        self._reading_waits = False
+        try:
+            while True:
+                chunk = self.sock.recv(_CHUNK)
+                if not chunk:
+                    raise ConnectionResetError("the server closed the connection")
+                self.silent_since = time.monotonic()
+                self._reader.feed(chunk)
+                if len(chunk) < _CHUNK and not isinstance(self.sock, ssl.SSLSocket):  # which gives one record at a time
+                    break
+        except (BlockingIOError, ssl.SSLWantReadError):
+            pass
+        except ssl.SSLWantWriteError:
+            self._reading_waits = True
+        replies = []
+        while (reply := self._reader.gets()) is not _NOTHING:
+            replies.append(reply)
+        return replies
+
+    def is_push(self, reply: Any) -> bool:
+        # Before RESP3, a connection that listens has nothing else to say than what is pushed, but for errors.
+        return isinstance(reply, _Push) if self.resp3 and _Push is not None else self.is_ear and type(reply) is list
+
+    def close(self) -> None:
+        try:
+            self._connection.disconnect()
+        except (OSError, redis.exceptions.RedisError):
+            pass  # it was broken already
+
+    def forget(self) -> None:
+        """In a forked child: let go of our copy of the socket without a word to the server."""
+        self.sock.close()
+
+
+def _keep_alive(sock: socket.socket) -> None:
+    """A listener may be silent for hours; whether its connection is still there is for the kernel to find out."""
+    if sock.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3)):
+        if hasattr(socket, option):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)

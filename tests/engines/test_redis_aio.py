@@ -1,0 +1,540 @@
+"""The asyncio engine against a real server, without any lock: one connection for all, its bells, and its loss."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import redis
+
+from holdfast.drivers import clock
+from holdfast.engines.redis_aio import MOST_ASKED, Engine, Lifeline
+from holdfast.engines.target import aim
+from holdfast.protocol.effects import Command, Step, StepFailed
+from tests.proxy import LOSE_REQUEST, MUTE_REPLY, Proxy
+from tests.servers import Server
+from tests.support import async_eventually, asyncio_test
+
+LONG = 20.0
+NAME = "of-the-test"
+
+
+class Board:
+    """A switchboard that notes what it is told."""
+
+    def __init__(self) -> None:
+        self.channel = "holdfast:bell:test"
+        self.armed = False
+        self.needed = True
+        self.delivered: list[tuple[bytes, float]] = []
+        self.written: list[str] = []
+        self.looks = 0
+
+    def deliver(self, message: bytes, now: float) -> None:
+        self.delivered.append((message, now))
+
+    def touched(self, key: str) -> None:
+        self.written.append(key)
+
+    def look_again(self) -> None:
+        self.looks += 1
+
+    def is_needed(self) -> bool:
+        return self.needed
+
+
+@asynccontextmanager
+async def engine_of(url: str, timeout: float = 5.0) -> AsyncIterator[tuple[Engine, Any]]:
+    board: Any = Board()
+    engine = Engine(aim(f"{url}?client_name={NAME}", aio=True), timeout, board, clock.now)
+    engine.move_to(asyncio.get_running_loop())
+    try:
+        yield engine, board
+    finally:
+        await engine.close()
+
+
+@asynccontextmanager
+async def lifeline_of(engine: Engine) -> AsyncIterator[Lifeline]:
+    lifeline = Lifeline(engine)
+    lifeline.move_to(asyncio.get_running_loop())
+    try:
+        yield lifeline
+    finally:
+        await lifeline.close()
+
+
+class OldServer(Server):
+    """One that knows no HELLO, and so must be talked to by those who do without."""
+
+    def _probe(self) -> redis.Redis:
+        return redis.Redis.from_url(self.url, protocol=2)
+
+
+def echo(word: object) -> Command:
+    return Command(("ECHO", str(word)))
+
+
+def renew(key: str, token: str) -> Step:
+    """A step that reads its key last, and has it watched."""
+    return Step("renew", (key,), (token, 60_000), watch=True)
+
+
+def connections(admin: redis.Redis) -> list[dict[str, str]]:
+    return [found for found in admin.client_list() if found["name"] == NAME]
+
+
+def kill_connections(admin: redis.Redis, wanted: Callable[[dict[str, str]], bool] = lambda _: True) -> None:
+    for found in connections(admin):
+        if wanted(found):
+            admin.client_kill_filter(_id=found["id"])
+
+
+async def block(engine: Engine, admin: redis.Redis) -> asyncio.Future[Any]:
+    """Ask for something that the server answers once ``unblock`` was called; until then nobody else is."""
+    reply = engine.submit(Command(("BLPOP", "blocked", "0")), LONG)
+    await async_eventually(lambda: any("b" in found["flags"] for found in connections(admin)))
+    return reply
+
+
+def unblock(admin: redis.Redis) -> None:
+    admin.rpush("blocked", "x")
+
+
+async def failure_of(reply: asyncio.Future[Any]) -> StepFailed:
+    with pytest.raises(StepFailed) as caught:
+        await reply
+    return caught.value
+
+
+# Replies.
+
+
+@asyncio_test
+async def test_replies_are_never_mixed_up_when_half_the_callers_leave(url: str) -> None:
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    dice = random.Random(seed)
+
+    async def ask(engine: Engine, number: int) -> None:
+        for turn in range(20):
+            word = f"{number}-{turn}-{'x' * dice.choice([0, 10, 5000])}"
+            assert await engine.submit(echo(word), LONG) == word.encode()
+
+    async with engine_of(url) as (engine, _):
+        for _ in range(5):
+            tasks = [asyncio.create_task(ask(engine, number)) for number in range(200)]
+            leaving = dice.sample(tasks, 100)
+            for task in leaving:
+                await asyncio.sleep(0)
+                task.cancel()
+            ended = await asyncio.gather(*tasks, return_exceptions=True)
+            for task, outcome in zip(tasks, ended, strict=True):
+                assert outcome is None or (task in leaving and isinstance(outcome, asyncio.CancelledError)), seed
+
+
+@asyncio_test
+async def test_replies_to_those_who_ran_out_of_time_are_dropped(server: Server, url: str) -> None:
+    async with engine_of(url) as (engine, _):
+        await engine.submit(echo("warm"), LONG)
+        server.pause()
+        late = [engine.submit(echo(f"late {number}"), 0.05) for number in range(50)]
+        patient = [engine.submit(echo(f"patient {number}"), LONG) for number in range(50)]
+        failures = [await failure_of(reply) for reply in late]
+        assert all(failed.sent and failed.retry for failed in failures)
+        server.resume()
+        assert await asyncio.gather(*patient) == [f"patient {number}".encode() for number in range(50)]
+
+
+@asyncio_test
+async def test_timeouts_are_met_in_whatever_order_they_were_asked_for(server: Server, url: str) -> None:
+    async with engine_of(url) as (engine, _):
+        await engine.submit(echo("warm"), LONG)
+        server.pause()
+        ended: list[float] = []
+
+        async def ask(timeout: float) -> None:
+            started = time.monotonic()
+            failed = await failure_of(engine.submit(echo("x"), timeout))
+            passed = time.monotonic() - started
+            assert timeout <= passed + 0.001
+            assert passed < timeout + 1.0
+            assert f"within {timeout:.3g} s" in str(failed.error)
+            ended.append(timeout)
+
+        await asyncio.gather(*map(ask, (0.7, 0.1, 1.3, 0.4, 0.1)))
+        assert ended == sorted(ended)
+        server.resume()
+
+
+@asyncio_test
+async def test_error_replies_go_to_who_asked(url: str) -> None:
+    async with engine_of(url) as (engine, _):
+        replies = [engine.submit(Command(("NONSENSE",)) if n % 2 else echo(n), LONG) for n in range(10)]
+        for number, reply in enumerate(replies):
+            if number % 2:
+                assert not (await failure_of(reply)).retry
+            else:
+                assert await reply == str(number).encode()
+
+
+@asyncio_test
+async def test_unknown_script_is_sent_again_with_its_source(url: str, admin: redis.Redis) -> None:
+    admin.script_flush()
+    admin.set("k", "mine", px=1000)
+    async with engine_of(url) as (engine, _):
+        steps = [Step("renew", ("k",), ("mine", 60_000)), Step("renew", ("k",), ("not mine", 60_000))] * 5
+        assert await engine.call_each(steps, LONG) == [1, -1] * 5
+
+
+@asyncio_test
+async def test_lost_connection_fails_each_in_flight_by_itself_and_later_ones_succeed(
+    url: str, admin: redis.Redis
+) -> None:
+    async with engine_of(url) as (engine, _):
+        blocked = await block(engine, admin)
+        replies = [engine.submit(echo(number), LONG) for number in range(300)]
+        left = replies[::3]
+        for reply in left:
+            reply.cancel()
+        await asyncio.sleep(0.05)
+        kill_connections(admin)
+        failures = [await failure_of(reply) for reply in [blocked, *replies] if reply not in left]
+        assert all(failed.sent and failed.retry and failed.prompt for failed in failures)
+        assert len({id(failed) for failed in failures}) == len(failures) == 201
+        assert await asyncio.gather(*(engine.submit(echo(n), LONG) for n in range(100))) == [
+            str(n).encode() for n in range(100)
+        ]
+
+
+@asyncio_test
+async def test_one_connection_carries_it_all(url: str, admin: redis.Redis) -> None:
+    async with engine_of(url) as (engine, _), lifeline_of(engine) as lifeline:
+        await asyncio.gather(*(engine.submit(echo(number), LONG) for number in range(100)))
+        admin.set("k", "mine")
+        assert await lifeline.call_each([renew("k", "mine")], LONG) == [1]
+        assert await engine.listen(LONG)
+        assert await lifeline.listen(LONG)
+        assert len(connections(admin)) == 1
+    await async_eventually(lambda: not connections(admin))
+
+
+@asyncio_test
+async def test_closing_ends_whatever_waits(url: str, admin: redis.Redis) -> None:
+    async with engine_of(url) as (engine, _):
+        blocked = await block(engine, admin)
+        waiting = [engine.submit(echo(number), LONG) for number in range(2 * MOST_ASKED)]
+        await engine.close()
+        assert (await failure_of(blocked)).sent
+        failures = [await failure_of(reply) for reply in waiting]
+        assert failures[0].sent
+        assert not failures[-1].sent
+        assert not (await failure_of(engine.submit(echo("x"), LONG))).retry
+        with pytest.raises(StepFailed):
+            await engine.listen(LONG)
+
+
+# Back-pressure.
+
+
+@asyncio_test
+async def test_no_more_than_so_many_are_on_the_wire(url: str, admin: redis.Redis) -> None:
+    async with engine_of(url) as (engine, _):
+        blocked = await block(engine, admin)
+        replies = [engine.submit(echo(number), 0.3) for number in range(3 * MOST_ASKED)]
+        failures = [await failure_of(reply) for reply in replies]
+        sent = [failed.sent for failed in failures]
+        assert sum(sent) == MOST_ASKED - 1
+        assert sent == sorted(sent, reverse=True), "first come, first served"
+        last = engine.submit(echo("last"), LONG)
+        unblock(admin)
+        assert await last == b"last"
+        assert (await blocked)[1] == b"x"
+
+
+@asyncio_test
+async def test_whatever_waits_for_room_is_sent_in_order(url: str, admin: redis.Redis) -> None:
+    async with engine_of(url) as (engine, _):
+        replies = [engine.submit(Command(("INCR", "count")), LONG) for _ in range(5 * MOST_ASKED)]
+        assert await asyncio.gather(*replies) == list(range(1, 5 * MOST_ASKED + 1))
+
+
+@asyncio_test
+async def test_server_that_does_not_read_is_not_sent_ever_more(server: Server, url: str) -> None:
+    async with engine_of(url) as (engine, _):
+        await engine.submit(echo("warm"), LONG)
+        server.pause()
+        big = "x" * 1_000_000
+        replies = [engine.submit(echo(big), 0.5) for _ in range(40)]
+        await asyncio.sleep(0)
+        failures = [await failure_of(reply) for reply in replies]
+        assert 0 < sum(failed.sent for failed in failures) < 40
+        server.resume()
+        assert await engine.submit(echo("last"), LONG) == b"last"
+
+
+@asyncio_test
+async def test_backlog_outlives_the_connection_that_had_no_room_for_it(url: str, admin: redis.Redis) -> None:
+    async with engine_of(url) as (engine, _):
+        blocked = await block(engine, admin)
+        replies = [engine.submit(echo(number), LONG) for number in range(2 * MOST_ASKED)]
+        kill_connections(admin)
+        assert (await failure_of(blocked)).prompt
+        outcomes = await asyncio.gather(*replies, return_exceptions=True)
+        assert all(isinstance(outcome, StepFailed) for outcome in outcomes[: MOST_ASKED - 1])
+        assert outcomes[MOST_ASKED - 1 :] == [str(n).encode() for n in range(MOST_ASKED - 1, 2 * MOST_ASKED)]
+
+
+# Bells.
+
+
+@asyncio_test
+async def test_bell_is_delivered(url: str, admin: redis.Redis) -> None:
+    async with engine_of(url) as (engine, board):
+        before = clock.now()
+        assert all(await asyncio.gather(*(engine.listen(LONG) for _ in range(20))))
+        assert board.armed
+        assert admin.publish(board.channel, "to you") == 1
+        await async_eventually(lambda: board.delivered)
+        ((message, heard_at),) = board.delivered
+        assert message == b"to you"
+        assert before <= heard_at <= clock.now()
+        assert await engine.submit(echo("among bells"), LONG) == b"among bells"
+        assert board.looks == 0
+
+
+@asyncio_test
+async def test_bells_among_replies_mix_up_nothing(url: str, admin: redis.Redis) -> None:
+    async with engine_of(url) as (engine, board):
+        await engine.listen(LONG)
+        for turn in range(20):
+            replies = [engine.submit(echo(f"{turn} {number}"), LONG) for number in range(50)]
+            for number in range(20):
+                admin.publish(board.channel, f"{turn} {number}")
+            assert await asyncio.gather(*replies) == [f"{turn} {number}".encode() for number in range(50)]
+        await async_eventually(lambda: len(board.delivered) == 400)
+        assert [message for message, _ in board.delivered] == [
+            f"{turn} {number}".encode() for turn in range(20) for number in range(20)
+        ]
+
+
+@asyncio_test
+async def test_foreign_write_to_a_watched_key_is_told_and_our_own_is_not(url: str, admin: redis.Redis) -> None:
+    admin.script_flush()  # the step that is sent again with its source must be watched, too
+    admin.set("k", "mine", px=1000)
+    async with engine_of(url) as (engine, board):
+        assert await engine.submit(renew("k", "mine"), LONG) == 1
+        admin.delete("k")
+        await async_eventually(lambda: board.written == ["k"])
+
+        await engine.submit(Command(("SET", "k", "mine")), LONG)
+        assert await engine.submit(renew("k", "mine"), LONG) == 1
+        await engine.submit(Command(("SET", "k", "mine")), LONG)
+        assert await engine.submit(renew("k", "mine"), LONG) == 1
+        await engine.submit(Command(("SET", "of nobody", "x")), LONG)
+        admin.set("of nobody", "y")
+        admin.set("k", "another's")
+        await async_eventually(lambda: len(board.written) > 1)
+        assert board.written == ["k", "k"]
+        assert board.looks == 0
+
+
+@asyncio_test
+async def test_many_watched_steps_at_once(url: str, admin: redis.Redis) -> None:
+    keys = [f"k{number}" for number in range(200)]
+    for key in keys:
+        admin.set(key, "mine")
+    async with engine_of(url) as (engine, board):
+        replies = await engine.call_each([renew(key, "mine") for key in keys], LONG)
+        assert replies == [1] * len(keys)
+        admin.delete(*keys)
+        await async_eventually(lambda: sorted(board.written) == sorted(keys))
+        assert await engine.submit(echo("in step"), LONG) == b"in step"
+
+
+@asyncio_test
+async def test_flushed_server_makes_everybody_look(url: str, admin: redis.Redis) -> None:
+    admin.set("k", "mine")
+    async with engine_of(url) as (engine, board):
+        await engine.submit(renew("k", "mine"), LONG)
+        admin.flushall()
+        await async_eventually(lambda: board.looks == 1)
+
+
+@asyncio_test
+async def test_lost_listener_comes_back_by_itself_and_everybody_looks(url: str, admin: redis.Redis) -> None:
+    async with engine_of(url) as (engine, board):
+        await engine.listen(LONG)
+        for turn in range(3):
+            kill_connections(admin)
+            await async_eventually(lambda: not board.armed, what="it is noticed")
+            await async_eventually(lambda: board.armed, what="it listens again")
+            await async_eventually(
+                lambda seen=2 * (turn + 1): board.looks == seen, what="at the loss, and at the return"
+            )
+            assert admin.publish(board.channel, str(turn)) == 1
+        await async_eventually(lambda: len(board.delivered) == 3)
+
+
+@asyncio_test
+async def test_lost_listener_that_nobody_needs_stays_away_until_it_is_asked_for(url: str, admin: redis.Redis) -> None:
+    async with engine_of(url) as (engine, board):
+        await engine.listen(LONG)
+        board.needed = False
+        kill_connections(admin)
+        await async_eventually(lambda: board.looks == 1)
+        await asyncio.sleep(0.3)
+        assert not connections(admin)
+        assert await engine.listen(LONG)
+        assert board.looks == 2
+        assert admin.publish(board.channel, "x") == 1
+
+
+@asyncio_test
+async def test_listener_comes_back_after_a_restart_of_the_server(url: str) -> None:
+    with Server() as server:
+        async with engine_of(server.url) as (engine, board):
+            await engine.listen(LONG)
+            server.kill()
+            await async_eventually(lambda: not board.armed)
+            await asyncio.sleep(0.3)
+            with pytest.raises(StepFailed) as caught:
+                await engine.listen(LONG)
+            assert caught.value.retry
+            server.restart()
+            await async_eventually(lambda: board.armed, what="it listens again")
+            assert server.client().publish(board.channel, "x") == 1
+            await async_eventually(lambda: board.delivered)
+
+
+@asyncio_test
+async def test_lost_connection_with_watched_keys_makes_everybody_look(url: str, admin: redis.Redis) -> None:
+    admin.set("k", "mine")
+    async with engine_of(url) as (engine, board):
+        await engine.submit(renew("k", "mine"), LONG)
+        kill_connections(admin)
+        await async_eventually(lambda: board.looks == 1)
+
+
+@asyncio_test
+async def test_who_gives_up_listening_takes_nobody_along(server: Server, url: str) -> None:
+    async with engine_of(url) as (engine, board):
+        await engine.submit(echo("warm"), LONG)
+        server.pause()
+        staying = asyncio.create_task(engine.listen(LONG))
+        leaving = asyncio.create_task(engine.listen(LONG))
+        with pytest.raises(StepFailed) as caught:
+            await engine.listen(0.1)
+        assert caught.value.retry
+        leaving.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await leaving
+        server.resume()
+        assert await staying
+        assert board.armed
+
+
+# Servers that will not have it.
+
+
+@asyncio_test
+async def test_user_who_may_not_subscribe_is_told_once(
+    url: str, admin: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, "holdfast")
+    for number, rule in enumerate(["-subscribe", "resetchannels"]):
+        admin.execute_command("ACL", "SETUSER", "quiet", "reset", "on", ">secret", "~*", "&*", "+@all", rule)
+        caplog.clear()
+        async with engine_of(url.replace("redis://", "redis://quiet:secret@")) as (engine, board):
+            assert await asyncio.gather(*(engine.listen(LONG) for _ in range(5))) == [False] * 5
+            assert await engine.listen(LONG) is False
+            assert not board.armed
+            assert await engine.submit(echo(number), LONG) == str(number).encode()
+        (record,) = caplog.records
+        assert "poll" in record.getMessage()
+        assert "+subscribe" in record.getMessage()
+        assert "&holdfast:bell:*" in record.getMessage()
+    admin.execute_command("ACL", "DELUSER", "quiet")
+
+
+@asyncio_test
+async def test_server_without_hello_rings_on_a_second_connection() -> None:
+    with OldServer("--rename-command", "HELLO", "") as server, server.client(protocol=2) as admin:
+        async with engine_of(server.url) as (engine, board):
+            admin.set("k", "mine")
+            assert await engine.submit(renew("k", "mine"), LONG) == 1
+            assert await engine.listen(LONG)
+            assert len(connections(admin)) == 2
+            assert admin.publish(board.channel, "x") == 1
+            await async_eventually(lambda: board.delivered)
+            assert await engine.submit(renew("k", "mine"), LONG) == 1
+            assert await engine.submit(echo("in step"), LONG) == b"in step"
+
+            looks = board.looks
+            kill_connections(admin, lambda found: found["sub"] == "1")
+            await async_eventually(lambda: board.looks == looks + 2 and board.armed, what="it listens again")
+            assert admin.publish(board.channel, "y") == 1
+            await async_eventually(lambda: len(board.delivered) == 2)
+            assert len(connections(admin)) == 2
+            assert admin.info("commandstats").get("cmdstat_client|tracking", {"calls": 1})["calls"] == 1
+        await async_eventually(lambda: not connections(admin))
+
+
+@asyncio_test
+async def test_somebody_in_between_who_hangs_up_on_hello_is_asked_twice_only(proxy: Proxy, admin: redis.Redis) -> None:
+    async with engine_of(proxy.url) as (engine, board):
+        proxy.on("hello", LOSE_REQUEST, times=10)
+        for _ in range(2):
+            with pytest.raises(StepFailed) as caught:
+                await engine.listen(LONG)
+            assert caught.value.retry
+        assert await engine.listen(LONG)
+        assert proxy.seen("hello") == 2
+        assert admin.publish(board.channel, "x") == 1
+        await async_eventually(lambda: board.delivered)
+
+
+# The keeper's way.
+
+
+@asyncio_test
+async def test_keeper_goes_its_own_way_while_the_connection_is_silent(url: str, admin: redis.Redis) -> None:
+    admin.set("k", "mine")
+    async with engine_of(url) as (engine, board), lifeline_of(engine) as lifeline:
+        assert await lifeline.call_each([renew("k", "mine")], LONG) == [1]
+        assert board.looks == 0
+        blocked = await block(engine, admin)
+        await asyncio.sleep(0.4)
+        assert await lifeline.call_each([renew("k", "mine")], LONG) == [1]
+        assert len(connections(admin)) == 2
+        assert board.looks == 1, "what was watched on the other is to be watched here"
+        admin.delete("k")
+        await async_eventually(lambda: "k" in board.written)
+
+        unblock(admin)
+        await blocked
+        await async_eventually(lambda: len(connections(admin)) == 1, what="the second is dropped again")
+        assert board.looks == 2
+        admin.set("k", "mine")
+        assert await lifeline.call_each([renew("k", "mine")], LONG) == [1]
+        assert len(connections(admin)) == 1
+
+
+@asyncio_test
+async def test_connection_that_is_dead_for_others_too_is_given_up(proxy: Proxy) -> None:
+    async with engine_of(proxy.url, timeout=LONG) as (engine, _), lifeline_of(engine) as lifeline:
+        await engine.submit(echo("warm"), LONG)
+        proxy.on("echo", MUTE_REPLY)
+        unheard = engine.submit(echo("x"), LONG)
+        await asyncio.sleep(0.4)
+        while not unheard.done():
+            assert await lifeline.call_each([Command(("PING",))], LONG) == [b"PONG"]
+            await asyncio.sleep(0.05)
+        assert (await failure_of(unheard)).prompt
+        assert await engine.submit(echo("heard"), LONG) == b"heard"

@@ -1,0 +1,925 @@
+"""The wire against a real server, without any lock: requests of many threads, bells, watched keys, and their loss."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import select
+import signal
+import socket
+import ssl
+import subprocess
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from holdfast.drivers import clock
+from holdfast.engines.redis_wire import Wire
+from holdfast.engines.target import aim
+from holdfast.protocol.effects import Command, Step, StepFailed
+from tests.proxy import HOLD, MUTE_REPLY, Proxy
+from tests.servers import Server
+from tests.support import Script, eventually
+
+LONG = 10.0
+SHORT = 0.1
+
+
+class Board:
+    """A switchboard that notes what it is told."""
+
+    def __init__(self) -> None:
+        self.channel = "holdfast:bell:test"
+        self.armed = False
+        self.needed = True
+        self.delivered: list[tuple[bytes, float]] = []
+        self.written: list[str] = []
+        self.looks = 0
+
+    def deliver(self, message: bytes, now: float) -> None:
+        self.delivered.append((message, now))
+
+    def touched(self, key: str) -> None:
+        self.written.append(key)
+
+    def look_again(self) -> None:
+        self.looks += 1
+
+    def is_needed(self) -> bool:
+        return self.needed
+
+
+@pytest.fixture
+def board() -> Board:
+    return Board()
+
+
+@pytest.fixture
+def make(board: Board) -> Iterator[Callable[[str], Wire]]:
+    wires: list[Wire] = []
+
+    def make(url: str) -> Wire:
+        named = url + ("&" if "?" in url else "?") + "client_name=wire"
+        wires.append(Wire(aim(named, aio=False), board, clock.now))  # type: ignore[arg-type]
+        return wires[-1]
+
+    yield make
+    for wire in wires:
+        wire.close()
+
+
+@pytest.fixture
+def wire(url: str, make: Callable[[str], Wire]) -> Wire:
+    return make(url)
+
+
+def echo(word: object) -> Command:
+    return Command(("ECHO", str(word)))
+
+
+def late(seconds: float) -> Command:
+    """A request whose reply, None, comes so much later, and holds up those behind it on its connection alone."""
+    return Command(("BLPOP", "nothing is ever put here", str(seconds)))
+
+
+def renewal(key: str, token: str, *, watch: bool = True) -> Step:
+    return Step("renew", (key,), (token, 30_000), watch)
+
+
+def wires_of(admin: redis.Redis) -> list[dict[str, str]]:
+    """The connections of the wire."""
+    return [client for client in admin.client_list() if client["name"] == "wire"]
+
+
+def kill_all(admin: redis.Redis, **which: str) -> None:
+    for client in wires_of(admin):
+        if which.items() <= client.items():
+            admin.client_kill_filter(_id=client["id"])
+
+
+def bell_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "holdfast-bells"]
+
+
+def in_threads(count: int, work: Callable[[int], None]) -> None:
+    """Run it in so many threads; what one of them raises is raised here."""
+    errors: list[BaseException] = []
+
+    def guarded(number: int) -> None:
+        try:
+            work(number)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(number,)) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60.0)
+    assert not any(thread.is_alive() for thread in threads)
+    if errors:
+        raise errors[0]
+
+
+# Requests
+
+
+def test_nothing_is_opened_until_it_is_needed(make: Callable[[str], Wire], url: str, admin: redis.Redis) -> None:
+    wire = make(url)
+    assert wires_of(admin) == []
+    assert bell_threads() == []
+    wire.close()
+    with pytest.raises(StepFailed, match="closed"):
+        wire.call(echo(1), LONG)
+    assert bell_threads() == []
+
+
+def test_every_thread_gets_its_own_replies_over_one_connection(wire: Wire, admin: redis.Redis) -> None:
+    def work(number: int) -> None:
+        for turn in range(50):
+            word = f"{number}.{turn}"
+            assert wire.call(echo(word), LONG) == word.encode()
+            words = [f"{word}.{place}" for place in range(turn % 5)]
+            assert wire.call_each([echo(word) for word in words], LONG) == [word.encode() for word in words]
+
+    in_threads(16, work)
+    assert len(wires_of(admin)) == 1
+
+
+def test_batch_larger_than_any_buffer(wire: Wire) -> None:
+    words = [str(place) * 500 for place in range(10_000)]
+    assert wire.call_each([echo(word) for word in words], LONG) == [word.encode() for word in words]
+
+
+def test_reply_larger_than_any_buffer(wire: Wire, admin: redis.Redis) -> None:
+    admin.set("big", b"x" * 3_000_000)
+    assert len(wire.call(Command(("GET", "big")), LONG)) == 3_000_000
+
+
+def test_script_that_the_server_does_not_know_is_sent_along(wire: Wire, admin: redis.Redis) -> None:
+    for watch in (False, True):
+        admin.set("x", "me")
+        admin.script_flush()
+        assert wire.call(renewal("x", "me", watch=watch), LONG) == 1
+        admin.script_flush()
+        replies = wire.call_each([renewal("x", "me", watch=watch), renewal("x", "other", watch=watch)] * 3, LONG)
+        assert replies[::2] == [1, 1, 1]
+        assert replies[1::2] == [replies[1]] * 3 != [1, 1, 1]
+
+
+def test_error_of_one_does_not_touch_the_others(wire: Wire) -> None:
+    one, wrong, other = wire.call_each([echo("a"), Command(("NO-SUCH-COMMAND",)), echo("b")], LONG)
+    assert (one, other) == (b"a", b"b")
+    assert isinstance(wrong, StepFailed)
+    with pytest.raises(StepFailed):
+        wire.call(Command(("NO-SUCH-COMMAND",)), LONG)
+    assert wire.call(echo("c"), LONG) == b"c"
+
+
+def test_what_cannot_be_packed_is_its_callers_problem(wire: Wire) -> None:
+    with pytest.raises(UnicodeEncodeError):
+        wire.call(echo("\ud800"), LONG)
+    assert wire.call(echo("fine"), LONG) == b"fine"
+
+
+# Timeouts
+
+
+def test_late_replies_are_dropped_and_never_mixed_up(wire: Wire, admin: redis.Redis) -> None:
+    assert wire.call(echo("warm"), LONG) == b"warm"
+    (before,) = wires_of(admin)
+
+    def work(number: int) -> None:
+        for turn in range(6):
+            word = f"{number}.{turn}"
+            try:
+                op = late(0.05) if number == 0 else echo(word)
+                reply = wire.call(op, 0.02 if (number + turn) % 2 else LONG)
+                assert reply == (None if number == 0 else word.encode())
+            except StepFailed as failed:
+                assert failed.retry
+                assert not failed.prompt
+
+    in_threads(8, work)
+    (after,) = wires_of(admin)
+    assert after["id"] == before["id"], "a little lateness is no reason to give up the connection"
+
+
+def test_timeout_ends_in_time_and_says_so(wire: Wire) -> None:
+    assert wire.call(echo("warm"), LONG) == b"warm"
+    started = time.monotonic()
+    with pytest.raises(StepFailed, match="did not answer") as caught:
+        wire.call(late(3), SHORT)
+    assert time.monotonic() - started < 2.0
+    assert caught.value.sent
+    assert caught.value.retry
+
+
+def test_silent_connection_is_given_up_and_those_behind_it_are_told(wire: Wire, server: Server) -> None:
+    assert wire.call(echo("warm"), LONG) == b"warm"
+    failures: list[StepFailed] = []
+    server.pause()
+
+    def work(number: int) -> None:
+        try:
+            wire.call(echo(number), 0.2 if number == 0 else 30.0)
+        except StepFailed as failed:
+            failures.append(failed)
+
+    started = time.monotonic()
+    in_threads(4, work)
+    assert time.monotonic() - started < 10.0
+    assert len(failures) == 4
+    assert len({id(failed) for failed in failures}) == 4
+    assert all(failed.sent and failed.retry for failed in failures)
+    assert sum(failed.prompt for failed in failures) == 3
+    server.resume()
+    assert wire.call(echo("again"), LONG) == b"again"
+
+
+def test_half_open_connection_is_replaced(proxy: Proxy, make: Callable[[str], Wire], admin: redis.Redis) -> None:
+    admin.set("x", "me")
+    wire = make(proxy.url)
+    assert wire.call(renewal("x", "me"), LONG) == 1
+    proxy.on("renew", MUTE_REPLY)
+    with pytest.raises(StepFailed, match="did not answer"):
+        wire.call(renewal("x", "me"), 0.5)
+    assert wire.call(renewal("x", "me"), LONG) == 1
+
+
+def test_batch_that_makes_progress_is_not_late(wire: Wire) -> None:
+    assert wire.call(echo("warm"), LONG) == b"warm"
+    replies = wire.call_each([late(0.3), late(0.3), late(0.3), echo("end")], 0.75)
+    assert replies == [None, None, None, b"end"]
+
+
+def test_batch_keeps_the_replies_that_came(wire: Wire) -> None:
+    replies = wire.call_each([echo("first"), late(2), echo("last")], 0.5)
+    assert replies[0] == b"first"
+    assert [type(reply) for reply in replies[1:]] == [StepFailed, StepFailed]
+    assert all(reply.sent for reply in replies[1:])
+
+
+def test_request_that_was_not_sent_in_time_never_is(proxy: Proxy, make: Callable[[str], Wire]) -> None:
+    proxy.blackhole()
+    wire = make(proxy.url)
+    with pytest.raises(StepFailed, match="did not answer") as caught:
+        wire.call(Command(("SET", "x", "late")), 0.3)
+    assert not caught.value.sent
+    proxy.heal()
+    assert wire.call(Command(("EXISTS", "x")), LONG) == 0
+    assert proxy.seen("set") == 0
+
+
+def test_caller_with_more_patience_outlasts_an_attempt_to_connect(server: Server, make: Callable[[str], Wire]) -> None:
+    wire = make(server.url)
+    server.pause()
+    threading.Timer(1.5, server.resume).start()
+    assert wire.call(echo("patience"), 20.0) == b"patience"
+
+
+def test_nobody_there(make: Callable[[str], Wire]) -> None:
+    with Server() as server:
+        wire = make(server.url)
+        assert wire.call(echo("there"), LONG) == b"there"
+        server.kill()
+        for _ in range(2):
+            with pytest.raises(StepFailed) as caught:
+                for _ in range(20):  # the first may find that the connection is gone
+                    wire.call(echo("gone"), LONG)
+            assert caught.value.retry
+        eventually(lambda: _fails_unsent(wire), what="nothing listens there")
+        server.restart()
+        assert eventually(lambda: _try(wire, echo("back"))) == b"back"
+
+
+def _try(wire: Wire, op: Command) -> Any:
+    try:
+        return wire.call(op, LONG)
+    except StepFailed:
+        return None
+
+
+def _fails_unsent(wire: Wire) -> bool:
+    try:
+        wire.call(echo("anybody?"), LONG)
+    except StepFailed as failed:
+        return not failed.sent and "nothing listens there" in str(failed)
+    return False
+
+
+# Loss
+
+
+def test_killed_with_requests_in_flight(wire: Wire, admin: redis.Redis) -> None:
+    assert wire.call(echo("warm"), LONG) == b"warm"
+    failures: list[StepFailed] = []
+
+    def work(number: int) -> None:
+        if number == 16:
+            eventually(lambda: any(client["cmd"] == "blpop" for client in wires_of(admin)))
+            time.sleep(0.1)
+            kill_all(admin)
+            return
+        try:
+            wire.call_each([late(20)], 40.0) if number == 0 else wire.call(echo(number), 40.0)
+        except StepFailed as failed:
+            failures.append(failed)
+
+    replies: list[Any] = []
+
+    def first() -> None:
+        replies.extend(wire.call_each([late(20)], 40.0))
+
+    blocker = threading.Thread(target=first)
+    blocker.start()
+    in_threads(16, lambda number: work(number + 1))
+    blocker.join(30.0)
+    assert [type(reply) for reply in replies] == [StepFailed]
+    assert len(failures) == 15
+    assert len({id(failed) for failed in failures}) == 15
+    for failed in failures:
+        assert failed.sent
+        assert failed.retry
+        assert failed.prompt
+    assert wire.call(echo("again"), LONG) == b"again"
+
+
+def test_replies_stay_with_their_callers_while_connections_keep_dying(wire: Wire, admin: redis.Redis) -> None:
+    stop = time.monotonic() + 2.0
+    answered = [0] * 8
+
+    def work(number: int) -> None:
+        if number == 8:
+            while time.monotonic() < stop:
+                kill_all(admin)
+                time.sleep(0.02)
+            return
+        turn = 0
+        while time.monotonic() < stop:
+            turn += 1
+            word = f"{number}.{turn}"
+            try:
+                assert wire.call(echo(word), LONG) == word.encode()
+                answered[number] += 1
+            except StepFailed as failed:
+                assert failed.retry
+
+    in_threads(9, work)
+    assert all(answered)
+
+
+def test_server_that_is_not_the_one_to_ask_any_more(make: Callable[[str], Wire]) -> None:
+    with Server() as server, Server() as other, server.client() as admin:
+        wire = make(server.url)
+        assert wire.call(Command(("SET", "x", "1")), LONG) == b"OK"
+        (before,) = wires_of(admin)
+        admin.replicaof("127.0.0.1", other.port)
+        with pytest.raises(StepFailed, match="read-only"):
+            wire.call(Command(("SET", "x", "2")), LONG)
+        admin.replicaof("NO", "ONE")
+        assert eventually(lambda: _try(wire, Command(("SET", "x", "3")))) == b"OK"
+        assert before["id"] not in [client["id"] for client in wires_of(admin)]
+
+
+# Bells
+
+
+def test_bell_is_delivered_with_the_time_on_the_right_clock(wire: Wire, board: Board, admin: redis.Redis) -> None:
+    before = clock.now()
+    assert wire.listen(LONG) is True
+    assert board.armed
+    assert board.looks == 0
+    assert admin.publish(board.channel, b"a bell") == 1
+    eventually(lambda: board.delivered)
+    ((message, heard_at),) = board.delivered
+    assert message == b"a bell"
+    assert before < heard_at < clock.now()
+    assert wire.call(echo("beside"), LONG) == b"beside"
+    assert len(wires_of(admin)) == 1
+
+
+def test_bells_and_replies_share_the_wire(wire: Wire, board: Board, admin: redis.Redis) -> None:
+    assert wire.listen(LONG)
+
+    def work(number: int) -> None:
+        for turn in range(100):
+            if number == 0:
+                admin.publish(board.channel, str(turn))
+            else:
+                assert wire.call(echo(f"{number}.{turn}"), LONG) == f"{number}.{turn}".encode()
+
+    in_threads(4, work)
+    eventually(lambda: len(board.delivered) == 100)
+    assert [message for message, _ in board.delivered] == [str(turn).encode() for turn in range(100)]
+
+
+def test_many_may_ask_to_listen_at_once(wire: Wire, board: Board, admin: redis.Redis) -> None:
+    in_threads(16, lambda _: _assert(wire.listen(LONG)))
+    assert admin.publish(board.channel, b"once") == 1
+    eventually(lambda: len(board.delivered) == 1)
+    commands = admin.info("commandstats")
+    before = commands["cmdstat_subscribe"]["calls"]
+    in_threads(16, lambda _: _assert(wire.listen(LONG)))
+    assert admin.info("commandstats")["cmdstat_subscribe"]["calls"] == before
+
+
+def _assert(truth: bool) -> None:
+    assert truth
+
+
+def test_killed_listener_is_noticed_and_comes_back_by_itself(wire: Wire, board: Board, admin: redis.Redis) -> None:
+    assert wire.listen(LONG)
+    for looks in (2, 4, 6):
+        kill_all(admin)
+        eventually(lambda looks=looks: board.looks == looks and board.armed, what="lost and back: two looks")  # type: ignore[misc]
+        assert admin.publish(board.channel, b"again") == 1
+    eventually(lambda: len(board.delivered) == 3)
+
+
+def test_lost_listener_that_nobody_needs_stays_away_until_asked_for(
+    wire: Wire, board: Board, admin: redis.Redis
+) -> None:
+    assert wire.listen(LONG)
+    board.needed = False
+    kill_all(admin)
+    eventually(lambda: not board.armed)
+    time.sleep(0.3)
+    assert wires_of(admin) == []
+    assert board.looks == 1
+    assert wire.listen(LONG)
+    assert board.armed
+    assert board.looks == 2
+
+
+def test_listener_comes_back_after_an_outage(make: Callable[[str], Wire], board: Board) -> None:
+    with Server() as server:
+        wire = make(server.url)
+        assert wire.listen(LONG)
+        server.kill()
+        eventually(lambda: not board.armed)
+        with pytest.raises(StepFailed) as caught:
+            wire.listen(LONG)
+        assert caught.value.retry
+        time.sleep(0.3)
+        server.restart()
+        eventually(lambda: board.armed, what="it is back")
+        assert board.looks == 2
+        with server.client() as admin:
+            assert admin.publish(board.channel, b"back") == 1
+        eventually(lambda: board.delivered)
+
+
+def test_hung_server_cannot_keep_the_listener_from_coming_back(
+    make: Callable[[str], Wire], server: Server, board: Board, proxy: Proxy, admin: redis.Redis
+) -> None:
+    wire = make(proxy.url)
+    assert wire.listen(LONG)
+    proxy.on("subscribe", HOLD)
+    kill_all(admin)
+    eventually(lambda: not board.armed)
+    proxy.on("subscribe", HOLD)
+    eventually(lambda: board.armed, 10.0, "the one that got no answer was given up")
+
+
+def test_user_who_may_not_subscribe_is_told_once(
+    make: Callable[[str], Wire], admin: redis.Redis, url: str, board: Board, caplog: pytest.LogCaptureFixture
+) -> None:
+    admin.acl_setuser(
+        "quiet", enabled=True, passwords=["+x"], keys=["*"], channels=["*"], commands=["+@all", "-subscribe"]
+    )
+    try:
+        wire = make(url.replace("//", "//quiet:x@"))
+        with caplog.at_level(logging.WARNING, "holdfast"):
+            assert [wire.listen(LONG) for _ in range(3)] == [False] * 3
+            kill_all(admin)
+            eventually(lambda: _try(wire, echo("again")))
+            assert wire.listen(LONG) is False
+        assert not board.armed
+        (record,) = caplog.records
+        assert record.name == "holdfast"
+        assert "poll" in record.message
+        assert "+subscribe" in record.message
+        assert "&holdfast:bell:*" in record.message
+        assert wire.call(echo("fine"), LONG) == b"fine"
+    finally:
+        admin.acl_deluser("quiet")
+
+
+def test_user_without_the_channel_is_told_too(
+    make: Callable[[str], Wire], admin: redis.Redis, url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    admin.acl_setuser("quiet", enabled=True, passwords=["+x"], keys=["*"], reset_channels=True, commands=["+@all"])
+    try:
+        assert make(url.replace("//", "//quiet:x@")).listen(LONG) is False
+        assert len(caplog.records) == 1
+    finally:
+        admin.acl_deluser("quiet")
+
+
+# Watched keys
+
+
+def test_foreign_write_to_a_watched_key_is_pushed(wire: Wire, board: Board, admin: redis.Redis) -> None:
+    admin.set("x", "me")
+    admin.set("y", "me")
+    for key in ("x", "y", "x"):
+        admin.set(key, "me")
+        assert wire.call_each([renewal(key, "me"), renewal("z", "me", watch=False)], LONG)[0] == 1
+        admin.delete(key)
+        eventually(lambda: board.written)
+        assert board.written == [key]
+        board.written.clear()
+
+
+def test_what_the_wire_writes_itself_is_silent(wire: Wire, board: Board, admin: redis.Redis) -> None:
+    admin.set("x", "me")
+    for _ in range(5):
+        assert wire.call(renewal("x", "me"), LONG) == 1
+    assert wire.call(renewal("x", "me", watch=False), LONG) == 1
+    assert wire.call(Command(("SET", "x", "me")), LONG) == b"OK"
+    time.sleep(0.1)
+    assert board.written == []
+
+
+def test_key_that_is_not_watched_is_not_pushed(wire: Wire, board: Board, admin: redis.Redis) -> None:
+    for key in ("x", "y"):
+        admin.set(key, "me")
+    assert wire.call_each([renewal("x", "me"), renewal("y", "me", watch=False)], LONG) == [1, 1]
+    admin.delete("y")
+    admin.delete("x")
+    eventually(lambda: board.written)
+    assert board.written == ["x"]
+
+
+def test_flushed_keyspace_makes_everybody_look(wire: Wire, board: Board, admin: redis.Redis) -> None:
+    admin.set("x", "me")
+    assert wire.call(renewal("x", "me"), LONG) == 1
+    admin.flushall()
+    eventually(lambda: board.looks)
+
+
+def test_script_that_had_to_be_sent_along_is_watched_too(wire: Wire, board: Board, admin: redis.Redis) -> None:
+    admin.set("x", "me")
+    admin.script_flush()
+    assert wire.call(renewal("x", "me"), LONG) == 1
+    admin.delete("x")
+    eventually(lambda: board.written == ["x"])
+
+
+def test_lost_wire_with_watched_keys_makes_everybody_look(wire: Wire, board: Board, admin: redis.Redis) -> None:
+    admin.set("x", "me")
+    assert wire.call(renewal("x", "me"), LONG) == 1
+    kill_all(admin)
+    eventually(lambda: board.looks == 1)
+    assert wire.call(renewal("x", "me"), LONG) == 1
+    admin.delete("x")
+    eventually(lambda: board.written == ["x"])
+
+
+def test_server_that_refuses_tracking_is_asked_once(
+    make: Callable[[str], Wire], admin: redis.Redis, url: str, board: Board
+) -> None:
+    admin.acl_setuser("blind", enabled=True, passwords=["+x"], keys=["*"], commands=["+@all", "-client|tracking"])
+    try:
+        wire = make(url.replace("//", "//blind:x@"))
+        admin.set("x", "me")
+        admin.execute_command("ACL", "LOG", "RESET")
+        for _ in range(5):
+            assert wire.call(renewal("x", "me"), LONG) == 1
+        assert sum(entry["count"] for entry in admin.acl_log()) == 1
+        admin.delete("x")
+        time.sleep(0.1)
+        assert board.written == []
+    finally:
+        admin.acl_deluser("blind")
+
+
+# What stands between
+
+
+class Relay:
+    """Stands between the wire and a server: it may speak TLS, or not let HELLO through.
+
+    One thread has both ends of a connection, because a TLS session must not be in two hands.
+    """
+
+    def __init__(
+        self, port: int, *, tls: ssl.SSLContext | None = None, on_hello: Callable[[socket.socket], None] | None = None
+    ) -> None:
+        self._port, self._tls, self._on_hello = port, tls, on_hello
+        self.hellos = 0
+        self._door = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._door.getsockname()[1]}"
+        threading.Thread(target=self._welcome, daemon=True).start()
+
+    def _welcome(self) -> None:
+        while True:
+            try:
+                near = self._door.accept()[0]
+            except OSError:
+                return
+            threading.Thread(target=self._relay, args=(near,), daemon=True).start()
+
+    def _relay(self, near: socket.socket) -> None:
+        far = socket.create_connection(("127.0.0.1", self._port))
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(contextlib.suppress(OSError))
+            stack.enter_context(far)
+            near = stack.enter_context(self._tls.wrap_socket(near, server_side=True) if self._tls else near)
+            near.setblocking(False)
+            while True:
+                if not (isinstance(near, ssl.SSLSocket) and near.pending()):
+                    select.select([near, far], [], [])
+                if (heard := self._recv(near)) == b"":
+                    return
+                if heard and self._on_hello is not None and b"HELLO" in heard:
+                    self.hellos += 1
+                    self._on_hello(near)
+                elif heard:
+                    far.sendall(heard)
+                while select.select([far], [], [], 0)[0]:
+                    if not (said := far.recv(65536)):
+                        return
+                    self._send(near, said)
+
+    def _recv(self, near: socket.socket) -> bytes | None:
+        try:
+            return near.recv(65536)
+        except (BlockingIOError, ssl.SSLWantReadError):
+            return None
+
+    def _send(self, near: socket.socket, data: bytes) -> None:
+        while data:
+            try:
+                data = data[near.send(data) :]
+            except (BlockingIOError, ssl.SSLWantWriteError):
+                select.select([], [near], [])
+
+    def __enter__(self) -> Relay:
+        return self
+
+    def __exit__(self, *args: object) -> None:
+        self._door.shutdown(socket.SHUT_RDWR)
+        self._door.close()
+
+
+def refuse(near: socket.socket) -> None:
+    near.send(b"-ERR unknown command 'HELLO'\r\n")
+
+
+def hang_up(near: socket.socket) -> None:
+    near.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.mark.parametrize("on_hello", [refuse, hang_up])
+def test_without_resp3_bells_come_over_a_second_connection(
+    make: Callable[[str], Wire],
+    server: Server,
+    admin: redis.Redis,
+    board: Board,
+    on_hello: Callable[[socket.socket], None],
+) -> None:
+    with Relay(server.port, on_hello=on_hello) as relay:
+        wire = make(f"redis://{relay.address}/0")
+        admin.set("x", "me")
+        assert wire.call(renewal("x", "me"), LONG) == 1  # nothing is tracked, and nobody minds
+        assert len(wires_of(admin)) == 1
+        assert wire.listen(LONG)
+        assert len(wires_of(admin)) == 2
+        assert admin.publish(board.channel, b"old but heard") == 1
+        assert wire.call(echo("beside"), LONG) == b"beside"
+        eventually(lambda: [message for message, _ in board.delivered] == [b"old but heard"])
+        kill_all(admin, sub="1")
+        eventually(lambda: board.looks == 2 and board.armed, what="lost and back")
+        assert admin.publish(board.channel, b"again") == 1
+        # The loss of the other one is none of the listener's business.
+        kill_all(admin, sub="0")
+        assert eventually(lambda: _try(wire, echo("again"))) == b"again"
+        assert board.looks == 2
+        assert board.armed
+        if on_hello is refuse:
+            assert relay.hellos == 1, "that it was refused is remembered"
+
+
+def test_without_resp3_who_may_not_subscribe_is_told_too(
+    make: Callable[[str], Wire], server: Server, admin: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    admin.acl_setuser("quiet", enabled=True, passwords=["+x"], keys=["*"], commands=["+@all", "-subscribe"])
+    try:
+        with Relay(server.port, on_hello=refuse) as relay:
+            wire = make(f"redis://quiet:x@{relay.address}/0")
+            assert [wire.listen(LONG) for _ in range(2)] == [False] * 2
+            assert len(caplog.records) == 1
+            assert wire.call(echo("fine"), LONG) == b"fine"
+    finally:
+        admin.acl_deluser("quiet")
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tls")
+    command = f"openssl req -x509 -newkey rsa:2048 -nodes -keyout {folder}/key -out {folder}/crt -days 2"
+    try:
+        subprocess.run(
+            [*command.split(), "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"],
+            capture_output=True,
+            check=True,
+        )
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("there is no openssl to make a certificate")
+    return folder
+
+
+def test_tls(make: Callable[[str], Wire], certificate: Path, server: Server, admin: redis.Redis, board: Board) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate / "crt", certificate / "key")
+    with Relay(server.port, tls=context) as relay:
+        wire = make(f"rediss://{relay.address}/0?ssl_ca_certs={certificate}/crt")
+        assert wire.listen(LONG)
+
+        def work(number: int) -> None:
+            for turn in range(20):
+                word = f"{number}.{turn}." + "x" * (turn * 3000)
+                assert wire.call(echo(word), LONG) == word.encode()
+                admin.publish(board.channel, word)
+
+        in_threads(8, work)
+        eventually(lambda: len(board.delivered) == 160)
+        words = [str(place) * 800 for place in range(3000)]
+        assert wire.call_each([echo(word) for word in words], LONG) == [word.encode() for word in words]
+        admin.set("x", "me")
+        assert wire.call(renewal("x", "me"), LONG) == 1
+        admin.delete("x")
+        eventually(lambda: board.written == ["x"])
+        kill_all(admin)
+        eventually(lambda: board.looks == 2, what="lost and back")
+        assert wire.call(echo("again"), LONG) == b"again"
+
+
+# The process
+
+
+def test_close_ends_the_thread_and_frees_who_waits(make: Callable[[str], Wire], url: str, admin: redis.Redis) -> None:
+    wire = make(url)
+    assert wire.listen(LONG)
+    errors: list[StepFailed] = []
+
+    def work(number: int) -> None:
+        if number == 3:
+            time.sleep(0.2)
+            wire.close()
+            return
+        try:
+            wire.call(late(20), 40.0)
+        except StepFailed as failed:
+            errors.append(failed)
+
+    started = time.monotonic()
+    in_threads(4, work)
+    assert time.monotonic() - started < 10.0
+    assert len(errors) == 3
+    eventually(lambda: not bell_threads())
+    eventually(lambda: not wires_of(admin))
+    with pytest.raises(StepFailed, match="closed") as caught:
+        wire.call(echo("closed"), LONG)
+    assert not caught.value.sent
+    assert not caught.value.retry
+    with pytest.raises(StepFailed, match="closed"):
+        wire.listen(LONG)
+    assert isinstance(wire.call_each([echo("closed")], LONG)[0], StepFailed)
+
+
+def test_close_does_not_wait_for_a_connection_that_does_not_come_about(
+    make: Callable[[str], Wire], proxy: Proxy
+) -> None:
+    proxy.blackhole()
+    wire = make(proxy.url)
+    errors: list[StepFailed] = []
+
+    def work(number: int) -> None:
+        if number:
+            time.sleep(0.3)
+            wire.close()
+            return
+        try:
+            wire.call(echo("anybody?"), 40.0)
+        except StepFailed as failed:
+            errors.append(failed)
+
+    started = time.monotonic()
+    in_threads(2, work)
+    assert time.monotonic() - started < 5.0
+    assert "closed" in str(errors[0])
+    eventually(lambda: not bell_threads(), 10.0)
+
+
+def test_idle_wire_takes_no_time(wire: Wire, board: Board) -> None:
+    assert wire.listen(LONG)
+    before = time.process_time()
+    time.sleep(1.0)
+    assert time.process_time() - before < 0.2
+
+
+def test_forked_child_has_nothing_and_the_parent_goes_on(wire: Wire, board: Board, admin: redis.Redis) -> None:
+    assert wire.listen(LONG)
+    (before,) = wires_of(admin)
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            signal.alarm(30)
+            wire.forget()
+            assert not board.armed
+            assert not bell_threads()
+            assert not [link for link in os.listdir("/proc/self/fd") if _is_wire(link, before)]
+            assert wire.call(echo("the child's own"), LONG) == b"the child's own"
+            board.channel = "holdfast:bell:child"
+            assert wire.listen(LONG)
+            wire.close()
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(status)
+    assert os.waitpid(child, 0)[1] == 0
+    assert wire.call(echo("the parent's"), LONG) == b"the parent's"
+    assert admin.publish(board.channel, b"still heard") == 1
+    eventually(lambda: board.delivered)
+    assert board.looks == 0
+    assert [client["id"] for client in wires_of(admin)] == [before["id"]]
+
+
+def _is_wire(descriptor: str, client: dict[str, str]) -> bool:
+    """Whether it is the socket whose other end the server knows by that address."""
+    try:
+        with socket.socket(fileno=os.dup(int(descriptor))) as sock:
+            return "{}:{}".format(*sock.getsockname()[:2]) == client["addr"]
+    except (OSError, ValueError):
+        return False
+
+
+def test_interrupts_at_any_moment_mix_nothing_up(server: Server) -> None:
+    code = """
+    import random, threading
+    from holdfast.drivers import clock
+    from holdfast.engines.redis_wire import Wire
+    from holdfast.engines.target import aim
+    from holdfast.protocol.effects import Command, StepFailed
+    from tests.engines.test_redis_wire import Board
+
+    wire = Wire(aim(url, aio=False), Board(), clock.now)
+    stop = time.monotonic() + 5.0
+    wrong, answered = [], [0, 0]
+
+    def work():
+        turn = 0
+        while time.monotonic() < stop:
+            turn += 1
+            word = f"other.{turn}"
+            if wire.call(Command(("ECHO", word)), 10.0) != word.encode():
+                wrong.append(word)
+            answered[0] += 1
+
+    def torment():
+        dice = random.Random(7)
+        while time.monotonic() < stop:
+            time.sleep(dice.uniform(0, 0.002))
+            os.kill(os.getpid(), signal.SIGINT)
+
+    other = threading.Thread(target=work)
+    interrupts = 0
+    turn = 0
+    tormentor = threading.Thread(target=torment)
+    while True:
+        try:
+            if other.ident is None:
+                other.start()
+            if tormentor.ident is None:
+                tormentor.start()
+            while time.monotonic() < stop:
+                turn += 1
+                words = [f"main.{turn}.{place}" for place in range(turn % 4 + 1)]
+                replies = wire.call_each([Command(("ECHO", word)) for word in words], 10.0)
+                if replies != [word.encode() for word in words]:
+                    wrong.append((words, replies))
+                answered[1] += 1
+            tormentor.join()
+            other.join()
+            break
+        except KeyboardInterrupt:
+            interrupts += 1
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    say(wrong, interrupts > 50, answered[0] > 50, answered[1] > 50)
+    say(len([thread for thread in threading.enumerate() if thread.name == "holdfast-bells"]))
+    wire.close()
+    """
+    with Script(code, server.url) as script:
+        assert script.finish(quiet=False) == "[] True True True\n1\n"
