@@ -107,6 +107,7 @@ class Hold:
         "heir",
         "keys",
         "lasts",
+        "lined",
         "look_at",
         "mine",
         "notify",
@@ -145,7 +146,8 @@ class Hold:
         self.asked = (0.0, 0)  # our time before, and the server's time at, the last step that it answered
         self.queued = False  # it stands in the queue on the server, as far as we know
         self.fate: dict[None, object] = {}  # who has called it to the seat of its process; or that it has left
-        self.seated = True  # False while it stands in line for the seat of its process
+        self.seated = True  # False from when it stands in line for the seat of its process until it has come to sit
+        self.lined = False  # it is in that line
         # While it is held.
         self.claimed = True  # the server keeps it for the whole ttl, not only for one grace
         self.look_at = _NEVER  # when the keeper should see to it even though it is not due
@@ -196,6 +198,13 @@ class Hold:
         self.claimed = giver.claimed
         self.look_at = giver.look_at
         self._begin(giver.fence + 1, now, giver.lasts)
+
+    def follow(self, other: Hold) -> None:
+        """The other one gives up waiting: go on where it was, with its token and its place in the queue."""
+        self.token = other.token
+        self.queued = other.queued
+        self.doubtful = other.doubtful
+        self.asked = other.asked
 
     def _begin(self, fence: int, since: float, lasts: float) -> None:
         self.fence = fence

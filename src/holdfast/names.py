@@ -31,6 +31,7 @@ class Keys(NamedTuple):
     fence: str
     queue: str
     waiters: str
+    shared: tuple[str, str, str, str]  # the four above, as every step that knows of the queue wants them
     head: str
     tail: str
 
@@ -56,7 +57,8 @@ def keys_of(name: str, namespace: str = "") -> Keys:
         raise InvalidName(name, "its braces form no hash tag; use '{tag}' with something inside, or no braces")
     head = f"{main}:{WIRE}:"
     tail = "" if tagged else f":{{{main}}}"
-    return Keys(name, main, f"{head}fence{tail}", f"{head}queue{tail}", f"{head}waiters{tail}", head, tail)
+    shared = main, f"{head}fence{tail}", f"{head}queue{tail}", f"{head}waiters{tail}"
+    return Keys(name, *shared, shared, head, tail)
 
 
 def check_namespace(namespace: str) -> str:

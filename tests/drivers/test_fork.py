@@ -171,7 +171,7 @@ def test_no_socket_is_shared(server: Server, admin: redis.Redis) -> None:
     with holdfast.connect(server.url) as client, client.lock("x", ttl=0.6) as lease:
         time.sleep(0.5)  # the keeper has a connection by now
         ours = sockets() - before
-        assert len(ours) >= 2
+        assert ours
 
         def work() -> None:
             assert not sockets() & ours
@@ -361,5 +361,5 @@ async def test_asyncio_child_shares_no_socket(url: str, admin: redis.Redis) -> N
     async with holdfast.aio.connect(url) as client, client.lock("x", ttl=0.6):
         await asyncio.sleep(0.5)
         ours = sockets() - before
-        assert len(ours) >= 2
+        assert ours
         in_child(lambda: eventually(lambda: not sockets() & ours, 1.0, "the child has let go of them"))

@@ -323,3 +323,90 @@ def test_interrupt_after_every_single_bytecode_leaves_no_key(server: Server, ste
     with Script(EVERY_MOMENT, server.url, step) as script:
         # A signal that is met in __del__ is printed and forgotten by Python; so much for stderr.
         assert script.finish(100.0, quiet=False) == "interrupted True\n"
+
+
+# The same with another thread of the process before or behind the interrupted one, so that the lease is passed on.
+EVERY_MOMENT_IN_LINE = EVERY_MOMENT[: EVERY_MOMENT.index("client = holdfast.connect(url)")] + """
+import threading
+client = holdfast.connect(url)
+with client.lock("x"):
+    pass
+
+class Other:
+    def __init__(self, hold_until):
+        self.has, self.done, self.hold_until = threading.Event(), threading.Event(), hold_until
+        self.thread = threading.Thread(target=self.work, daemon=True)
+        self.thread.start()
+
+    def work(self):
+        with client.lock("x"):
+            self.has.set()
+            self.hold_until()
+        self.done.set()
+
+def until_in_line():
+    deadline = time.monotonic() + 2
+    while not client._driver.cohorts.lines.get("x") and time.monotonic() < deadline and not over.is_set():
+        time.sleep(0.0005)
+
+moment = interrupted = passed = 0
+orphans = []
+over = threading.Event()
+while True:
+    moment += 1
+    tracer, lease = Tracer(moment), None
+    over.clear()
+    if sys.argv[2] == "acquire":
+        other = Other(until_in_line)
+        other.has.wait(5)
+    else:
+        lease = client.lock("x").acquire(timeout=3)
+        other = Other(lambda: None)
+        until_in_line()
+    try:
+        sys.settrace(tracer)
+        if sys.argv[2] == "acquire":
+            lease = client.lock("x").acquire(timeout=3)
+        else:
+            lease.release()
+        sys.settrace(None)
+        for _ in range(9):
+            pass
+    except KeyboardInterrupt:
+        sys.settrace(None)
+        interrupted += 1
+    over.set()
+    if lease is not None and lease._hold.passed:
+        passed += 1
+    if lease is not None and lease.held:
+        lease.release()
+    if not other.done.wait(3):
+        orphans.append("the other waits in vain: " + tracer.where)
+        break
+    if tracer.left > 0:
+        break
+    if not is_free("x", 1.0):
+        orphans.append(tracer.where)
+        admin.delete("x")
+    third = Other(lambda: None)
+    if not third.done.wait(3):
+        orphans.append("the seat stays taken: " + tracer.where)
+        break
+    if len(orphans) > 5:
+        break
+cohorts = client._driver.cohorts
+third.thread.join(3)
+other.thread.join(3)
+say("interrupted", interrupted > 60 and interrupted > 0.9 * (moment - 1))
+if cohorts.seats or cohorts.lines or cohorts._vacating:
+    say("left", cohorts.seats, cohorts.lines, cohorts._vacating)
+for orphan in orphans:
+    say(orphan.rpartition("/holdfast/")[2], "in", orphan[:40])
+client.close()
+"""
+
+
+@pytest.mark.parametrize("step", ["acquire", "release"])
+def test_interrupt_after_every_single_bytecode_on_the_way_to_the_next_in_line(server: Server, step: str) -> None:
+    with Script(EVERY_MOMENT_IN_LINE, server.url, step) as script:
+        assert script.finish(110.0, quiet=False) == "interrupted True\n"

@@ -363,8 +363,11 @@ async def test_flushed_server_makes_everybody_look(url: str, admin: redis.Redis)
     admin.set("k", "mine")
     async with engine_of(url) as (engine, board):
         await engine.submit(renew("k", "mine"), LONG)
+        (before,) = connections(admin)
         admin.flushall()
         await async_eventually(lambda: board.looks == 1)
+        (after,) = connections(admin)
+        assert after["id"] == before["id"]
 
 
 @asyncio_test
@@ -524,6 +527,19 @@ async def test_keeper_goes_its_own_way_while_the_connection_is_silent(url: str, 
         admin.set("k", "mine")
         assert await lifeline.call_each([renew("k", "mine")], LONG) == [1]
         assert len(connections(admin)) == 1
+
+
+@asyncio_test
+async def test_keeper_stays_on_the_connection_that_was_idle_before_it_came(url: str, admin: redis.Redis) -> None:
+    async with engine_of(url) as (engine, board), lifeline_of(engine) as lifeline:
+        for key in ("a", "b", "c"):
+            admin.set(key, "mine")
+        for _ in range(2):
+            assert await lifeline.call_each([renew(key, "mine") for key in ("a", "b", "c")], LONG) == [1, 1, 1]
+            await asyncio.sleep(0.4)
+        assert await lifeline.submit(renew("a", "mine"), LONG) == 1
+        assert len(connections(admin)) == 1
+        assert board.looks == 0
 
 
 @asyncio_test

@@ -473,6 +473,38 @@ def test_others_wait_for_no_more_than_the_budget_of_a_cohort() -> None:
     assert crowd.fences == sorted(set(crowd.fences))
 
 
+@pytest.mark.parametrize("how", ["timeout", "cancelled"])
+def test_a_process_does_not_lose_its_place_because_one_of_its_tasks_gives_up(how: str) -> None:
+    play = Play(seed=1)
+    holder, one, two = play.client("holder"), play.client("one"), play.client("two")
+    order: list[str] = []
+
+    async def take(client: holdfast.aio.Client, name: str, after: float, **options: Any) -> None:
+        await play.sleep(client, after)
+        async with client.lock("a", ttl=60, **options) as lease:
+            order.append(name)
+            play.fences.append(lease.fence)
+            await play.sleep(client, 0.5 if name == "holder" else 0.01)
+
+    play.start(holder, take(holder, "holder", 0.0))
+    patience = 0.3 if how == "timeout" else None
+    impatient = play.start(one, take(one, "impatient", 0.01, wait=patience))
+    play.start(one, take(one, "patient", 0.02))
+    play.start(two, take(two, "two", 0.03))
+    play.run(0.28)
+    before = len(play.world.sent)
+    if how == "cancelled":
+        impatient.cancel()
+    play.run(0.1)
+    assert impatient.done
+    scripts = [op.script for message in play.world.sent[before:] for op in message.ops if not isinstance(op, Command)]
+    assert "abandon" not in scripts
+    play.run(1.0)
+    assert order == ["holder", "patient", "two"]
+    assert play.fences == sorted(set(play.fences))
+    assert play.world.keys() == []
+
+
 def test_a_stint_ends_after_a_tenth_of_a_second() -> None:
     crowd = Crowd(2, (0,))
     slow, other = crowd.client("slow"), crowd.client("other")

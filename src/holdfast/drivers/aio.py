@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+from collections.abc import Callable
 from secrets import token_hex
 from threading import get_ident
 from typing import Any, TypeVar
@@ -107,18 +108,26 @@ class Driver:
         self._told: set[asyncio.Task[Any]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = 0  # in which that runs
+        self._at_once: dict[type, Callable[[Any], Any]] = {  # effects that need no waiting
+            fx.NewToken: lambda effect: clock.new_token(effect.label),
+            fx.Caller: lambda _: asyncio.current_task(self._loop),
+            fx.NewBell: lambda _: Bell(),
+            fx.Attach: self._attach,
+            fx.Entrust: self._entrust,
+            fx.Tell: lambda effect: self._tell(effect.hold),
+        }
         self._name_channel()
         forks.watch(self)
 
     def _name_channel(self) -> None:
         self.board.channel = f"{self._namespace}holdfast:bell:{token_hex(8)}"
 
-    async def run(self, protocol: fx.Effects[T], engine: Engine | None = None) -> T:
+    async def run(self, protocol: fx.Effects[T], engine: Engine | None = None) -> T:  # noqa: PLR0915 (hot, so in one)
         loop = self._loop
         if loop is None or get_ident() != self._thread or not loop.is_running():
             loop = self._find_loop()
         engine = engine or self.engine
-        submit, now, send = engine.submit, clock.now, protocol.send
+        submit, now, send, at_once = engine.submit, clock.now, protocol.send, self._at_once
         interrupt: BaseException | None = None
         advance: Any = send
         value: Any = None
@@ -152,21 +161,15 @@ class Driver:
                             finally:
                                 bell.rest()
                         bell.rung = False  # unless we were cancelled: then it is kept
-                    elif kind is fx.NewToken:
-                        value = clock.new_token(effect.label)
-                    elif kind is fx.Caller:
-                        value = asyncio.current_task(loop)
-                    elif kind is fx.NewBell:
-                        value = Bell()
+                    elif kind in at_once:
+                        value = at_once[kind](effect)
+                    elif kind is fx.Detach:
+                        value = await _detach(effect)
                     elif kind is fx.CallEach:
                         value = await engine.call_each(effect.steps, effect.timeout)
-                    elif kind is fx.Listen:
-                        value = await engine.listen(effect.timeout)
-                    elif kind is fx.Detach and effect.block is not None:
-                        effect.hold.notify = None
-                        value = await effect.block.leave(effect.error)
                     else:
-                        value = self._perform(effect)
+                        assert kind is fx.Listen
+                        value = await engine.listen(effect.timeout)
             except StopIteration as done:
                 if interrupt is not None:
                     raise interrupt from None
@@ -179,20 +182,14 @@ class Driver:
                 if not isinstance(error, Exception):  # the task was cancelled
                     interrupt, value = error, fx.Interrupted()
 
-    def _perform(self, effect: fx.Effect) -> Any:
-        """What is done at once."""
-        if isinstance(effect, fx.Attach):
-            body = Body()
-            effect.hold.notify = body.cancel
-            return body
-        if isinstance(effect, fx.Detach):
-            effect.hold.notify = None
-            return effect.error, False
-        if isinstance(effect, fx.Entrust):
-            self.book.entrust(effect.hold, clock.now())
-            return self.keep()
-        assert isinstance(effect, fx.Tell)
-        return self._tell(effect.hold)
+    def _attach(self, effect: fx.Attach) -> Body:
+        body = Body()
+        effect.hold.notify = body.cancel
+        return body
+
+    def _entrust(self, effect: fx.Entrust) -> None:
+        self.book.entrust(effect.hold, clock.now())
+        self.keep()
 
     def admit(self, hold: Hold) -> None:
         """A hold begins: the keeper looks after it from now on."""
@@ -269,6 +266,14 @@ class Driver:
         self.cohorts.forget()
         self._name_channel()
         self._keeper = None
+
+
+async def _detach(effect: fx.Detach) -> tuple[BaseException | None, bool]:
+    effect.hold.notify = None
+    if effect.block is None:
+        return effect.error, False
+    left: tuple[BaseException | None, bool] = await effect.block.leave(effect.error)
+    return left
 
 
 async def _finish_telling(outcome: Any, name: str) -> None:

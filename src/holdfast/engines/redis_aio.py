@@ -18,199 +18,32 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from time import monotonic
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
-import hiredis
-
+from holdfast.engines.redis_aio_wire import PUSH, Reply, Request, Wire
 from holdfast.engines.target import Target
-from holdfast.engines.wire import (
-    Op,
-    client_closed,
-    connect_failure,
-    is_elsewhere,
-    is_noscript,
-    lost_connection,
-    pack,
-    refusal,
-    silence,
-)
+from holdfast.engines.wire import Op, client_closed, connect_failure, lost_connection, silence
 from holdfast.protocol.bells import Switchboard
-from holdfast.protocol.effects import Command, Step, StepFailed
+from holdfast.protocol.effects import Command, StepFailed
 
 __all__ = ["Engine", "Lifeline"]
 
-Reply: TypeAlias = "asyncio.Future[Any]"
-Request: TypeAlias = tuple[Op, Reply, float, float]  # with its deadline, and the timeout that this came from
-
 MOST_ASKED: Final = 1000  # requests on the wire; beyond that the server is no faster, and a lost connection costs more
-_CHUNK: Final = 16  # requests that are worth a write before the turn is over: the server begins while we go on
 
 _HELLO: Final = Command(("HELLO", "3"))
 _TRACKING: Final = Command(("CLIENT", "TRACKING", "ON", "OPTIN", "NOLOOP"))
-_CACHING: Final = pack(Command(("CLIENT", "CACHING", "YES")))
-_HELLO_LOST: Final = 2  # connections that broke while it was unanswered: somebody in between does not know it
+_HANG_UPS: Final = 2  # who hangs up on HELLO or SUBSCRIBE so often does not know it: a proxy, most likely
 
 _FIRST_PAUSE: Final = 0.05
 _LONGEST_PAUSE: Final = 1.0
 
 _NEVER: Final = float("inf")
-_MORE: Final = object()  # what the reader says when it needs more bytes, for False is a reply in RESP3
-_PUSH: Final[Any] = getattr(hiredis, "PushNotification", None)  # without it a push would pass for somebody's reply
 
 log = logging.getLogger("holdfast")
-
-
-class _Nobody:
-    """Whoever waits for a reply that nobody waits for."""
-
-    def done(self) -> bool:
-        return True
-
-
-_NOBODYS: Final[Any] = (_HELLO, _Nobody(), _NEVER, _NEVER)
-
-
-class Wire(asyncio.Protocol):
-    """An introduced connection, from the moment it is ours until it is lost."""
-
-    def __init__(self, connection: Any, engine: Engine, loop: asyncio.AbstractEventLoop, push: Any) -> None:
-        self._connection = connection
-        self._transport: Any = connection._writer.transport
-        self._stream = self._transport.get_protocol()
-        self._engine = engine
-        self._loop = loop
-        self._reader = hiredis.Reader(notEnoughData=_MORE)
-        self._push = push  # the type of what was not asked for
-        self._out: list[bytes] = []
-        self._error: Exception | None = None
-        self.asked: deque[Request] = deque()
-        self.waiting_since = 0.0  # when the server last said something, or was first asked after that
-        self.open = True  # whether it takes more
-        self.lost = False
-        self.listening = False
-        self.tracking = False
-        self.greeting: Reply | None = None
-        self._transport.set_protocol(self)
-
-    def send(self, request: Request, *, with_source: bool = False) -> None:
-        op, asked, out = request[0], self.asked, self._out
-        data = pack(op, with_source=with_source)
-        if type(op) is Step and op.watch and self._tracks():
-            asked.append(_NOBODYS)
-            data = _CACHING + data  # in one piece with the step: it speaks of the very next command
-        if not asked:
-            self.waiting_since = monotonic()
-            self._transport.write(data)  # the wire is idle: no reason to wait for others
-        else:
-            out.append(data)
-            if len(out) == 1:
-                self._loop.call_soon(self._flush)
-            elif len(out) == _CHUNK:
-                self._flush()
-        asked.append(request)
-
-    def _flush(self) -> None:
-        if self._out and not self.lost:
-            self._transport.write(b"".join(self._out))
-        self._out.clear()
-
-    def _tracks(self) -> bool:
-        """See to it that this connection is tracked, if the server can do that."""
-        engine = self._engine
-        if self.tracking or not engine.can_track:
-            return self.tracking
-        self.tracking = True
-        engine.greet(self)
-        engine.ask(self, _TRACKING).add_done_callback(engine.note_tracking)
-        return True
-
-    def data_received(self, data: bytes) -> None:
-        self.waiting_since = monotonic()
-        asked, push = self.asked, self._push
-        try:
-            self._reader.feed(data)
-            gets = self._reader.gets
-            while (answer := gets()) is not _MORE:
-                kind = type(answer)
-                if kind is hiredis.ReplyError:
-                    self._take_error(answer)
-                elif kind is push:
-                    self._take_push(answer)
-                else:
-                    reply = asked.popleft()[1]
-                    if not reply.done():
-                        reply.set_result(answer)
-        except (hiredis.HiredisError, IndexError) as error:  # no Redis at all, or a reply to nothing: out of step
-            self.abort(error)
-        if self._engine.backlog:
-            self._engine.drain()
-
-    def _take_error(self, answer: Exception) -> None:
-        request = self.asked.popleft()
-        reply = request[1]
-        if is_noscript(answer):
-            self.send(request, with_source=True)  # even if its caller has left: the next one needs the script too
-        elif not reply.done():
-            reply.set_exception(refusal(answer, self._engine.address))
-        if is_elsewhere(answer):
-            self.abort()
-
-    def _take_push(self, answer: list[Any]) -> None:
-        kind, board = answer[0], self._engine.board
-        if kind == b"message":
-            board.deliver(answer[2], self._engine.now())
-        elif kind == b"invalidate":
-            if answer[1] is None:  # everything was flushed
-                board.look_again()
-            else:
-                for key in answer[1]:
-                    board.touched(key.decode(errors="replace"))
-        elif kind == b"subscribe":  # in its place among the replies, though it is none
-            reply = self.asked.popleft()[1]
-            self.listening = board.armed = True
-            if not reply.done():
-                reply.set_result(True)
-
-    def is_deaf(self, timeout: float) -> bool:
-        """Whether the server has been silent for that long although it was asked."""
-        return bool(self.asked) and monotonic() - self.waiting_since >= timeout
-
-    def pause_writing(self) -> None:
-        self.open = False
-
-    def resume_writing(self) -> None:
-        self.open = not self.lost
-        if self._engine.backlog:
-            self._engine.drain()
-
-    def connection_lost(self, error: Exception | None) -> None:
-        self.lost, self.open = True, False
-        self._stream.connection_lost(error)
-        self._connection._reader = self._connection._writer = None  # redis-py takes this to mean closed
-        asked, self.asked = self.asked, deque()
-        for _, reply, _, _ in asked:
-            if not reply.done():  # one each: tracebacks and notes are its own
-                reply.set_exception(lost_connection(self._engine.address, self._error or error))
-        self._engine.note_loss(self)
-
-    def abort(self, error: Exception | None = None) -> None:
-        """Give it up. Who is waiting learns it in the next turn; who comes now is sent elsewhere."""
-        self.lost, self.open, self._error = True, False, error
-        self._transport.abort()
-
-    def disinherit(self) -> None:
-        """In a forked child: let go of our copy of the socket. Closing the transport would take the parent's socket out
-        of the event queue that parent and child still share, so the descriptor is pointed elsewhere instead."""
-        nowhere = os.open(os.devnull, os.O_RDWR)
-        os.dup2(nowhere, self._transport.get_extra_info("socket").fileno())
-        os.close(nowhere)
-
-    async def close(self) -> None:
-        await self._connection.disconnect()
 
 
 class Engine:
@@ -229,12 +62,12 @@ class Engine:
         self.board = board
         self.now = now  # the clock by which bells are timed
         self.backlog: deque[Request] = deque()  # asked for while there is no wire, or no room on it
-        self.can_track = _PUSH is not None
+        self.can_track = PUSH is not None
         self._target = target
         self._timeout = timeout
         self._deaf_after = (deaf_after or timeout) * 0.99  # silence for which a connection is given up
-        self._speaks_resp3 = _PUSH is not None  # until it is known not to
-        self._hellos_lost = 0
+        self._speaks_resp3 = PUSH is not None  # until it is known not to
+        self._hang_ups = 0  # how often in a row somebody hung up on us instead of refusing what we asked for
         self._known = False
         self._closed = False
         self._warned = False
@@ -283,14 +116,17 @@ class Engine:
                 except StepFailed as failed:
                     outcomes.append(failed)
         finally:
-            for reply in replies[len(outcomes) :]:  # we were cancelled: nobody waits for these
-                reply.cancel()
+            for reply in replies[len(outcomes) :]:  # we were cancelled: nobody waits for these, or minds their errors
+                if not reply.cancel():
+                    reply.exception()
         return outcomes
 
     def ask(self, wire: Wire, op: Op) -> Reply:
         """Ask for something on that very connection, whatever waits for it."""
-        assert self._loop is not None
-        reply: Reply = self._loop.create_future()
+        reply: Reply = wire.loop.create_future()
+        if wire.lost:
+            reply.set_exception(lost_connection(self.address, None))
+            return reply
         deadline = monotonic() + self._timeout
         wire.send((op, reply, deadline, self._timeout))
         if deadline < self._alarm_at:
@@ -359,7 +195,7 @@ class Engine:
         """Make the wire, and send what waits for it; or say why there is none."""
         try:
             try:
-                wire = await asyncio.wait_for(self._open(_PUSH), self._timeout)
+                wire = await asyncio.wait_for(self._open(PUSH), self._timeout)
             finally:
                 self._connecting = None
         except Exception as error:  # redis-py, a credential provider, the embedded server: anything
@@ -395,7 +231,7 @@ class Engine:
 
     def note_loss(self, wire: Wire) -> None:
         """That connection is no more."""
-        if self._closed:
+        if self._closed or wire.loop is not self._loop:
             return
         if wire.listening:
             self._interrupted = True
@@ -456,15 +292,13 @@ class Engine:
                 error = await self._connect()
                 if error is not None:
                     return error
-            ear = wire
-            if not await self._speaks(wire):
-                ear = self._ear = await asyncio.wait_for(self._open(list), self._timeout)
-            await self.ask(ear, Command(("SUBSCRIBE", self.board.channel)))
+            if await self._speaks(wire):
+                await self.ask(wire, Command(("SUBSCRIBE", self.board.channel)))
+            else:
+                await self._listen_apart(wire)
         except StepFailed as failed:
             if failed.retry:
                 return failed
-            if ear is not wire:
-                ear.abort()
             self._warn()
             return False
         except Exception as error:
@@ -476,33 +310,58 @@ class Engine:
             self.board.look_again()
         return True
 
+    async def _listen_apart(self, wire: Wire) -> None:
+        """Listen on a connection that does nothing else, as RESP2 will have it."""
+        ear = self._ear = await asyncio.wait_for(self._open(list), self._timeout)
+        try:
+            await self.ask(ear, Command(("SUBSCRIBE", self.board.channel)))
+            self._hang_ups = 0
+        except StepFailed as failed:
+            # Again and again, while the wire is well? Then somebody in between does not know what we want.
+            self._hang_ups += failed.prompt and not wire.lost
+            failed.retry = failed.retry and self._hang_ups < _HANG_UPS
+            raise
+        finally:
+            if not ear.listening:
+                ear.abort()
+
     async def _speaks(self, wire: Wire) -> bool:
-        """Whether RESP3 is spoken on it."""
-        if self._speaks_resp3:
-            try:
-                await self.greet(wire)
-            except StepFailed as failed:
-                if failed.retry:
-                    raise
-        return self._speaks_resp3
+        """Whether RESP3 is spoken on it. Until that is certain nothing may be subscribed to: RESP2 allows nothing else
+        on a connection that listens."""
+        if not self._speaks_resp3:
+            return False
+        try:
+            await self.greet(wire)
+        except StepFailed as failed:
+            if failed.retry:
+                raise
+            return False
+        return True
 
     def greet(self, wire: Wire) -> Reply:
         """Change over to RESP3, once per connection."""
         if wire.greeting is None:
             wire.greeting = self.ask(wire, _HELLO)
-            wire.greeting.add_done_callback(self._note_greeting)
+            wire.greeting.add_done_callback(partial(self._note_greeting, wire))
         return wire.greeting
 
-    def _note_greeting(self, reply: Reply) -> None:
+    def _note_greeting(self, wire: Wire, reply: Reply) -> None:
         failed = None if reply.cancelled() else reply.exception()
         if not isinstance(failed, StepFailed):
-            self._hellos_lost = 0
+            self._hang_ups = 0
             return
-        self._hellos_lost += failed.prompt
-        if not failed.retry or self._hellos_lost >= _HELLO_LOST:
+        wire.greeting = None  # it may be said again
+        self._hang_ups += failed.prompt
+        if not failed.retry or self._hang_ups >= _HANG_UPS:
+            self._hang_ups = 0
             self._speaks_resp3 = self.can_track = False
 
-    def note_tracking(self, reply: Reply) -> None:
+    def begin_tracking(self, wire: Wire) -> None:
+        """Let the server tell us, on that connection, when others write what we have watched."""
+        self.greet(wire)
+        self.ask(wire, _TRACKING).add_done_callback(self._note_tracking)
+
+    def _note_tracking(self, reply: Reply) -> None:
         failed = None if reply.cancelled() else reply.exception()
         if isinstance(failed, StepFailed) and not failed.retry:
             self.can_track = False
@@ -511,8 +370,8 @@ class Engine:
         if not self._warned:
             self._warned = True
             log.warning(
-                "%s does not let this user listen, so those who wait for a lock poll instead. To be woken they need the "
-                "permissions +subscribe and &%s:*",
+                "%s does not let this user listen, so those who wait for a lock poll instead of being woken; "
+                "that takes the permissions +subscribe and &%s:*",
                 self.address,
                 self.board.channel.rpartition(":")[0],
             )
@@ -524,7 +383,7 @@ class Engine:
             while self.board.is_needed() and not self._is_listening():
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)
-                if not isinstance(await self._arm(), Exception):
+                if await self._arm() is False:
                     return
         finally:
             self._rearming = None

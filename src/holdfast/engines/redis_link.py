@@ -8,6 +8,7 @@ either, for a caller who was interrupted may not have come to take it back.
 from __future__ import annotations
 
 import os
+import select
 import socket
 import ssl
 import threading
@@ -129,11 +130,12 @@ class Link:
 
     __slots__ = (
         "_connection",
-        "_out",
         "_reader",
-        "_reading_waits",
         "asked",
+        "events",
         "is_ear",
+        "out",
+        "reading_waits",
         "resp3",
         "silent_since",
         "sock",
@@ -147,29 +149,30 @@ class Link:
         self.sock.setblocking(False)
         _keep_alive(self.sock)
         self._reader = hiredis.Reader(notEnoughData=_NOTHING)
-        self._out: list[bytes] = []
+        self.out: list[bytes] = []
         self.resp3 = resp3
         self.is_ear = is_ear  # whether bells are rung here
         self.tracking = False
         self.asked: deque[Asked] = deque()
         self.silent_since = 0.0  # when the server last said something, or was first asked after that
         self.writing_waits = False  # for the server to take in what was sent
-        self._reading_waits = False  # likewise, which happens to TLS
+        self.reading_waits = False  # likewise, which happens to TLS
+        self.events: int = select.POLLIN  # what is waited for
 
     def write(self, data: bytes, *asked: Asked) -> None:
         if not self.asked:
             self.silent_since = time.monotonic()
         self.asked.extend(asked)
-        self._out.append(data)
+        self.out.append(data)
 
     def flush(self) -> None:
         """Send as much as goes out without waiting."""
-        self.writing_waits = self._reading_waits
+        self.writing_waits = False
         try:
-            while self._out:
-                data = b"".join(self._out)
-                self._out = [data]  # what cannot go now must come first in the next try, or TLS complains
-                self._out = [data[sent:]] if (sent := self.sock.send(data)) < len(data) else []
+            while self.out:
+                data = b"".join(self.out)
+                self.out = [data]  # what cannot go now must come first in the next try, or TLS complains
+                self.out = [data[sent:]] if (sent := self.sock.send(data)) < len(data) else []
         except (BlockingIOError, ssl.SSLWantWriteError):
             self.writing_waits = True
         except ssl.SSLWantReadError:
@@ -177,7 +180,7 @@ class Link:
 
     def read(self) -> list[Any]:
         """All that has come."""
-        self._reading_waits = False
+        self.reading_waits = False
         try:
             while True:
                 chunk = self.sock.recv(_CHUNK)
@@ -190,7 +193,7 @@ class Link:
         except (BlockingIOError, ssl.SSLWantReadError):
             pass
         except ssl.SSLWantWriteError:
-            self._reading_waits = True
+            self.reading_waits = True
         replies = []
         while (reply := self._reader.gets()) is not _NOTHING:
             replies.append(reply)

@@ -52,6 +52,8 @@ _DEAF_AFTER: Final = 0.3  # silence for which the connection is given up once a 
 _FIRST_PATIENCE, _LONGEST_PATIENCE = 1.0, 5.0  # for a connection to come about; doubled when it was not enough
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0  # between attempts
 
+_NEVER: Final = float("inf")
+
 _SWALLOWED: Final[Asked] = None, 0
 _TRACKING: Final[Asked] = None, 1  # whether it was refused matters
 
@@ -81,12 +83,13 @@ class Wire:
         self._doubt = False  # a request was not answered in time
         # What follows is the thread's own.
         self._opening: Any = None  # a connection that is no link yet, but has a socket
+        self._links: dict[int, Link] = {}  # by descriptor: the line, the ear, or the one that is both under RESP3
         self._line: Link | None = None
-        self._ear: Link | None = None  # the line itself, where RESP3 is spoken
+        self._ear: Link | None = None
         self._poll = select.poll()
         self._patience = _FIRST_PATIENCE
         self._not_before = 0.0  # for the next attempt to connect
-        self._rearm_at = float("inf")
+        self._rearm_at = _NEVER
         self._rearm_pause = _FIRST_PAUSE
         self._rearming: Request | None = None
         self._missed = False  # whether a bell may have been, since the listener was lost
@@ -171,7 +174,7 @@ class Wire:
 
     def forget(self) -> None:
         """In a forked child: thread and sockets are the parent's."""
-        for link in self._links():
+        for link in self._links.values():
             link.forget()
         sock = getattr(self._opening, "_sock", None)
         if sock is not None:
@@ -206,25 +209,24 @@ class Wire:
         self._waker = waker
         while not self._closed:
             try:
+                if self._doubt:
+                    self._give_up_deaf()  # before anybody else's request is sent that way
                 self._send_all()
                 self._rearm()
                 self._wait()
             except Exception as error:
                 log.exception("the listener of %s stumbled and starts again", self.address)
-                for link in self._links():
+                for link in list(self._links.values()):
                     self._lose(link, error)
                 time.sleep(_FIRST_PAUSE)
-        for link in self._links():
+        for link in list(self._links.values()):
             self._lose(link, None)
         self._refuse_all(lambda: client_closed(self.address))
         self._waker = None
 
-    def _links(self) -> list[Link]:
-        return [link for link in {self._line, self._ear} if link is not None]
-
     def _send_all(self) -> None:
         """Send what is in the queue, over a connection that is made if there is none."""
-        while not self._closed:
+        while self._queue and not self._closed:
             try:
                 request = self._queue[0]  # it stays there meanwhile, so that close() finds it
                 link = self._ear if request.listens else self._line
@@ -235,7 +237,7 @@ class Wire:
                 elif self._queue.popleft() is request and time.monotonic() < request.until and request.claim():
                     self._send(link, request)
             except IndexError:
-                return  # that was all
+                return  # close() was quicker
 
     def _send(self, link: Link, request: Request) -> None:
         if request.listens and self._board.armed:
@@ -276,7 +278,8 @@ class Wire:
             self._ear = link
         if self._line is None and (link.resp3 or not listens):
             self._line = link
-        self._poll.register(link.sock, select.POLLIN)
+        self._links[link.sock.fileno()] = link
+        self._poll.register(link.sock, link.events)
         self._opening = None
 
     def _drop_expired(self) -> None:
@@ -306,10 +309,10 @@ class Wire:
 
     def _rearm(self) -> None:
         """A lost listener comes back by itself as long as anybody would miss it, else when it is asked for."""
-        if self._board.armed or time.monotonic() < self._rearm_at:
+        if self._rearm_at == _NEVER or self._board.armed or time.monotonic() < self._rearm_at:
             return
         if not self._board.is_needed():
-            self._rearm_at = float("inf")
+            self._rearm_at = _NEVER
             return
         if self._rearming is not None and self._rearming.replies[0] is PENDING:
             self._doubt = True
@@ -321,19 +324,23 @@ class Wire:
 
     def _wait(self) -> None:
         """Read what comes, until there is something else to do."""
-        for link in self._links():
+        for link in list(self._links.values()):
             self._guarded(link, self._push_out)
         self._asleep = True
         # Whoever puts something into the queue from here on, or has a doubt, sees that we sleep, or is seen by us.
-        wakes_at = min(self._rearm_at, self._give_up_deaf(), self._not_before if self._queue else float("inf"))
-        left = None if wakes_at == float("inf") else max(0.0, wakes_at - time.monotonic()) * 1000
-        ready = dict(self._poll.poll(left))
+        wakes_at = self._rearm_at
+        if self._doubt:
+            wakes_at = min(wakes_at, self._give_up_deaf())
+        if self._queue:
+            wakes_at = min(wakes_at, self._not_before)
+        ready = self._poll.poll(None if wakes_at == _NEVER else max(0.0, wakes_at - time.monotonic()) * 1000)
         self._asleep = False
-        if self._waker is not None and self._waker.fileno() in ready:
-            self._waker.calm()
-        for link in self._links():
-            if link.sock.fileno() in ready:
-                self._guarded(link, self._take_in)
+        for descriptor, _ in ready:
+            ready_link = self._links.get(descriptor)
+            if ready_link is not None:
+                self._guarded(ready_link, self._take_in)
+            elif self._waker is not None and descriptor == self._waker.fileno():
+                self._waker.calm()
 
     def _guarded(self, link: Link, work: Callable[[Link], None]) -> None:
         try:
@@ -342,16 +349,18 @@ class Wire:
             self._lose(link, error)
 
     def _push_out(self, link: Link) -> None:
-        link.flush()
-        self._poll.modify(link.sock, select.POLLIN | (select.POLLOUT if link.writing_waits else 0))
+        if link.out:
+            link.flush()
+        events = select.POLLIN | select.POLLOUT if link.writing_waits or link.reading_waits else select.POLLIN
+        if events != link.events:
+            link.events = events
+            self._poll.modify(link.sock, events)
 
     def _give_up_deaf(self) -> float:
         """Lose what has been silent for too long; when to look again."""
-        if not self._doubt:
-            return float("inf")
-        asked = [link for link in self._links() if link.asked]
+        asked = [link for link in self._links.values() if link.asked]
         self._doubt = bool(asked)
-        look_at = float("inf")
+        look_at = _NEVER
         for link in asked:
             due = link.silent_since + _DEAF_AFTER
             if time.monotonic() >= due:
@@ -378,7 +387,7 @@ class Wire:
         elif is_noscript(reply) and not request.left:
             self._write(link, request, place, pack(request.ops[place], with_source=True))
         elif request.listens and isinstance(reply, hiredis.ReplyError) and not refusal(reply, self.address).retry:
-            self._rearm_at = float("inf")
+            self._rearm_at = _NEVER
             self._complain()
             request.answer(place, False)
         else:
@@ -398,7 +407,7 @@ class Wire:
         elif kind == b"subscribe" and link.asked:
             request, place = link.asked.popleft()
             self._board.armed = True
-            self._rearm_at, self._rearm_pause = float("inf"), _FIRST_PAUSE
+            self._rearm_at, self._rearm_pause = _NEVER, _FIRST_PAUSE
             if request is not None:
                 request.answer(place, True)
             if self._missed:
@@ -407,7 +416,7 @@ class Wire:
 
     def _lose(self, link: Link, error: Exception | None) -> None:
         """The connection is of no more use."""
-        if link.sock.fileno() < 0:
+        if self._links.pop(link.sock.fileno(), None) is None:
             return  # that is known
         self._poll.unregister(link.sock)
         link.close()

@@ -89,6 +89,8 @@ def refusal(reply: Exception, address: str) -> StepFailed:
         return _failed(error, reply, sent=False, retry=False)
     if any(word in text for word in ("NOPERM", "ACL failure", "can't run this command")):  # also from inside a script
         code = "NOPERM"
+    if "unauthenticated" in text:  # a request of more than ten words is not even read before there was a password
+        code = "NOAUTH"
     what, advice = _PASSING.get(code) or _LASTING.get(code) or (f"it answered {code}", "See the cause")
     # An answer that we do not know may come from the middle of a script, so what was written before it counts.
     known = code in _PASSING or code in _LASTING

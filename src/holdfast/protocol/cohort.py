@@ -21,7 +21,7 @@ easier to read and would stay shut when Ctrl-C strikes between taking it and not
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Final
 
 from holdfast.lease import ENDED, Hold
@@ -45,13 +45,9 @@ class Gate(dict[None, Hold]):
 
     __slots__ = ("cohorts",)
     __hash__ = object.__hash__  # type: ignore[assignment]
+    __eq__ = object.__eq__
 
-    def __init__(self, cohorts: Cohorts) -> None:
-        super().__init__()
-        self.cohorts = cohorts
-
-    def __eq__(self, other: object) -> bool:
-        return self is other
+    cohorts: Cohorts  # set by whoever makes it: an __init__ would take as long as all the rest
 
     def vacate(self, hold: Hold) -> None:
         self.cohorts.vacate(hold, _LOSER)
@@ -68,19 +64,24 @@ class Cohorts:
         self.lines: dict[Hashable, deque[Hold]] = {}
         self._vacating: dict[Hold, str] = {}
 
-    def enter(self, hold: Hold, until: float | None) -> Effects[bool]:
+    def sit_down(self, hold: Hold) -> bool:
+        """Take the seat at once; False if one has to stand in line for it."""
+        if self.seats.setdefault(seat_of(hold), hold) is not hold:
+            return False
+        if hold.gate.setdefault(None, hold) is hold:
+            return True
+        self.vacate(hold)  # it is the object that is occupied, by a lease that was lost
+        return False
+
+    def stand_in_line(self, hold: Hold, until: float | None) -> Effects[bool]:
         """Come to sit, by that time (None: whenever); whether it does. If it is HELD then, it was passed on to it."""
         seat = seat_of(hold)
-        if self.seats.setdefault(seat, hold) is hold:
-            if hold.gate.setdefault(None, hold) is hold:
-                return True
-            self.vacate(hold)  # it is the object that is occupied, by a lease that was lost
         hold.seated = False
         hold.bell = yield from new_bell()
-        self._stand_in_line(seat, hold)
+        self._queue_up(seat, hold)
+        self._call_next(seat, hold)
         while True:
             hold.bell.clear()
-            self._call_next(seat, hold)
             if hold.fate and self.seats.get(seat) is hold:
                 hold.seated = True
                 hold.gate[None] = hold
@@ -89,9 +90,10 @@ class Cohorts:
                 return False
             yield from wait(hold.bell, _NEVER if until is None or hold.fate else until)
 
-    def _stand_in_line(self, seat: Hashable, hold: Hold) -> None:
+    def _queue_up(self, seat: Hashable, hold: Hold) -> None:
         while True:
             line = self.lines.setdefault(seat, deque())
+            hold.lined = True
             line.append(hold)
             if self.lines.get(seat) is line:  # else it was found empty and thrown away just then
                 return
@@ -156,7 +158,7 @@ class Cohorts:
         if line is not None and not line and self.lines.pop(seat, None) is line:
             while line:
                 try:
-                    self._stand_in_line(seat, line.popleft())
+                    self._queue_up(seat, line.popleft())
                 except IndexError:
                     return  # it has seen that and went by itself
 
@@ -170,22 +172,45 @@ class Cohorts:
 
         Done again after an interrupt, it goes on where it was.
         """
-        seat = seat_of(hold)
-        if hold.heir is None:
-            heir = self.first_in_line(hold)
-            if heir is None or not may_inherit(heir, hold, now):
-                return False
-            if self._vacating.setdefault(hold, _ENDER) is not _ENDER:
-                return False  # the keeper has just found it lost
-            if heir.fate.setdefault(None, hold) is not hold:
-                self._vacating.pop(hold, None)
-                return False  # it has just left; to look for another is not worth the trouble
-            hold.heir = heir
-        heir = hold.heir
-        if self.seats.get(seat) is hold:
-            hold.phase = ENDED
+        heir = hold.heir or self._choose(hold, lambda heir: may_inherit(heir, hold, now))
+        if heir is None:
+            return False
+        if self.seats.get(seat_of(hold)) is hold:
             heir.inherit(hold, now)
             book.enter(heir)
+        self._give_up_seat(hold, heir)
+        return True
+
+    def hand_on(self, hold: Hold) -> bool:
+        """It gives up waiting: let the first in line go on in its place of the server's queue; whether there was one.
+
+        So a process does not lose its turn because one of its threads has lost patience. Again, it may be done twice.
+        """
+        heir = hold.heir or self._choose(hold, lambda heir: may_follow(heir, hold))
+        if heir is None:
+            return False
+        if self.seats.get(seat_of(hold)) is hold:
+            heir.follow(hold)
+        self._give_up_seat(hold, heir)
+        return True
+
+    def _choose(self, hold: Hold, is_fit: Callable[[Hold], bool]) -> Hold | None:
+        """The first in line, unless it is not fit, or leaves just now. It is called, and will know when it is rung."""
+        heir = self.first_in_line(hold)
+        if heir is None or not is_fit(heir):
+            return None
+        if self._vacating.setdefault(hold, _ENDER) is not _ENDER:
+            return None  # the keeper has just found it lost
+        if heir.fate.setdefault(None, hold) is not hold:
+            self._vacating.pop(hold, None)
+            return None  # to look for another is not worth the trouble
+        hold.heir = heir
+        return heir
+
+    def _give_up_seat(self, hold: Hold, heir: Hold) -> None:
+        seat = seat_of(hold)
+        if self.seats.get(seat) is hold:
+            hold.phase = ENDED
             if hold.gate.get(None) is hold:
                 hold.gate.pop(None, None)
             self.seats[seat] = heir  # from here on it is the heir's
@@ -193,7 +218,6 @@ class Cohorts:
         assert heir.bell is not None
         heir.bell.ring()
         _drop(self.lines.get(seat), heir)
-        return True
 
     def forget(self) -> None:
         """In a forked child, or a new event loop: whoever sat or stood here is not in this process."""
@@ -209,6 +233,11 @@ def seat_of(hold: Hold) -> Hashable:
 def may_inherit(heir: Hold, hold: Hold, now: float) -> bool:
     """Whether a pass would give the heir what a grant gives: its own label, its own ttl, and neither less nor more."""
     return _may_go_on(heir, hold, now) and _least(heir, hold) <= hold.lasts - now <= heir.terms.trust
+
+
+def may_follow(heir: Hold, hold: Hold) -> bool:
+    """Whether the heir can use the token for which the other has waited: it tells its label, and brings its ttl."""
+    return heir.terms.label == hold.terms.label and heir.terms.ttl_ms == hold.terms.ttl_ms
 
 
 def wants_renewal(heir: Hold, hold: Hold, now: float) -> bool:
@@ -227,13 +256,20 @@ def _least(heir: Hold, hold: Hold) -> float:
 
 def _first(line: deque[Hold], by: Hold) -> Hold | None:
     """The first in line who may sit down: whose object is free, or will be as soon as ``by`` has left it."""
-    try:
-        first = line[0]
-    except IndexError:
-        return None
-    if _may_sit(first, by):
-        return first
-    return next((hold for hold in list(line) if _may_sit(hold, by)), None)
+    while line:
+        try:
+            first = line[0]
+        except IndexError:
+            return None
+        if _may_sit(first, by):
+            return first
+        if first.lined:
+            return next((hold for hold in list(line) if _may_sit(hold, by)), None)
+        try:  # it stood there twice, for it joined a line that was just being thrown away
+            line.remove(first)
+        except ValueError:
+            pass
+    return None
 
 
 def _may_sit(hold: Hold, by: Hold) -> bool:
@@ -242,8 +278,11 @@ def _may_sit(hold: Hold, by: Hold) -> bool:
 
 
 def _drop(line: deque[Hold] | None, hold: Hold) -> None:
-    try:
-        if line is not None:
-            line.remove(hold)
-    except (ValueError, IndexError):
-        pass  # it is not there any more, or somebody else changed the line meanwhile and will do it
+    """Take it out of the line. That is quick for the first; and whoever is not in it is not looked for twice."""
+    if hold.lined:
+        try:
+            if line is not None:
+                line.remove(hold)
+        except ValueError:
+            pass  # somebody else did it
+        hold.lined = False

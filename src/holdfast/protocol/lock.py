@@ -93,7 +93,8 @@ class BaseLock(Generic[L]):
     def _begin_life(self) -> None:
         """Here, and again in a forked child, where whoever held or was about to hold it is gone."""
         self._life: int = self._driver.life
-        self._gate = Gate(self._driver.cohorts)
+        self._gate = Gate()
+        self._gate.cohorts = self._driver.cohorts
         self._lease: L | None = None
 
     @property
@@ -125,30 +126,38 @@ class BaseLock(Generic[L]):
     def _obtain(self, hold: Hold, until: float | None) -> Effects[bool]:
         """From another holder in this process, or from the server; whether it could be had by that time."""
         cohorts: Cohorts = self._driver.cohorts
-        if not (yield from cohorts.enter(hold, until)):
-            return False
-        if hold.passed:
+        if not cohorts.sit_down(hold):
+            if not (yield from cohorts.stand_in_line(hold, until)):
+                return False
+            if hold.passed:
+                return True
+        if not hold.token:  # else it was another's, who has given up waiting
+            hold.token = yield from new_token(self._terms.label)
+        if (yield from mutex.acquire(hold, until, self._driver.board)):
+            self._driver.admit(hold)
             return True
-        hold.token = yield from new_token(self._terms.label)
-        if not (yield from mutex.acquire(hold, until, self._driver.board)):
-            cohorts.leave(hold)
-            return False
-        self._driver.admit(hold)
-        return True
+        yield from self._withdraw(hold)
+        return False
 
     def _withdraw(self, hold: Hold) -> Effects[None]:
-        """Interrupted on the way to a lease: leave nothing behind, neither here nor on the server."""
+        """No lease came of it, or none that anybody will have: leave nothing behind, neither here nor on the server."""
         cohorts: Cohorts = self._driver.cohorts
         try:
             yield from cohorts.withdraw(hold)
-            if self._driver.book.leave(hold) or hold.phase is HELD:  # between the grant, or the pass, and our return
+            self._driver.book.leave(hold)
+            if not mutex.is_settled(hold) and not (hold.fence == 0 and cohorts.hand_on(hold)):
                 yield from mutex.settle(hold)
+        except STOPPED:
+            if hold.heir is not None:
+                cohorts.hand_on(hold)  # interrupted on the way to the next: it is theirs already
+            raise
         finally:
-            try:
-                cohorts.leave(hold)
-            except STOPPED:  # a signal handler struck on the threshold
-                cohorts.leave(hold)
-                raise
+            if hold.heir is None:
+                try:
+                    cohorts.leave(hold)
+                except STOPPED:  # a signal handler struck on the threshold
+                    cohorts.leave(hold)
+                    raise
 
     def _release(self) -> Effects[None]:
         lease = self._lease

@@ -55,7 +55,7 @@ from holdfast.protocol.effects import (
 if TYPE_CHECKING:
     from holdfast.protocol.bells import Switchboard
 
-__all__ = ["abandon_step", "acquire", "extend", "release", "renew_step", "settle"]
+__all__ = ["abandon_step", "acquire", "extend", "is_settled", "release", "renew_step", "settle"]
 
 GRACE: Final = 0.25  # how long a caller who is leaving stays to see the clean-up confirmed; then the keeper takes over
 SHORTEST_CALL: Final = 0.1  # even the last try before a deadline gets time for a round trip
@@ -85,22 +85,20 @@ def acquire_step(hold: Hold, channel: str = "", *, watch: bool = False) -> Step:
     keys, terms, token = hold.keys, hold.terms, hold.token
     return Step(
         "acquire",
-        (keys.main, keys.fence, keys.queue, keys.waiters, keys.tombstone(token)),
+        (*keys.shared, keys.tombstone(token)),
         (token, terms.ttl_ms, terms.fence_retention_ms, terms.fences, channel, terms.grace_ms),
         watch,
     )
 
 
 def release_step(hold: Hold) -> Step:
-    keys = hold.keys
-    return Step("release", (keys.main, keys.fence, keys.queue, keys.waiters), (hold.token,))
+    return Step("release", hold.keys.shared, (hold.token,))
 
 
 def abandon_step(hold: Hold) -> Step:
     keys = hold.keys
     stands_ms = max(hold.terms.ttl_ms, TOMBSTONE_MS) if hold.doubtful else 0
-    stone = keys.tombstone(hold.token)
-    return Step("abandon", (keys.main, keys.fence, keys.queue, keys.waiters, stone), (hold.token, stands_ms))
+    return Step("abandon", (*keys.shared, keys.tombstone(hold.token)), (hold.token, stands_ms))
 
 
 def renew_step(hold: Hold, ttl: float, *, watch: bool = False) -> Step:
@@ -108,19 +106,20 @@ def renew_step(hold: Hold, ttl: float, *, watch: bool = False) -> Step:
 
 
 def acquire(hold: Hold, until: float | None, board: Switchboard) -> Effects[bool]:
-    """Try until that time (None: for ever); whether it was granted. Whatever else happens, nothing is left behind."""
+    """Try until that time (None: for ever); whether it was granted.
+
+    If it was not, for whatever reason, something may be left on the server: see ``is_settled``.
+    """
     try:
-        granted = yield from _try_until(hold, until, board)
-    except STOPPED:
-        board.dismiss(hold)
-        if hold.doubtful or hold.queued or hold.phase is HELD:
-            yield from settle(hold)
-        raise
-    if board.waiting:
-        board.dismiss(hold)
-    if not granted and (hold.doubtful or hold.queued):
-        yield from settle(hold)
-    return granted
+        return (yield from _try_until(hold, until, board))
+    finally:
+        if board.waiting or board.watching:
+            board.dismiss(hold)
+
+
+def is_settled(hold: Hold) -> bool:
+    """Whether nothing of it can be on the server: no key, no place in the queue, no request on its way there."""
+    return not (hold.fence or hold.queued or hold.doubtful)
 
 
 def _try_until(hold: Hold, until: float | None, board: Switchboard) -> Effects[bool]:

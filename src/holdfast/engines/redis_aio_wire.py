@@ -1,0 +1,181 @@
+"""A connection of the asyncio engine, as the event loop knows it: what was asked on it, and what comes back.
+
+Replies come in the order of the requests. Under RESP3 the server also speaks unasked, between two replies: bells that
+were rung for this client, and keys that it has watched and that somebody else wrote.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import deque
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import hiredis
+
+from holdfast.engines.wire import Op, is_elsewhere, is_noscript, lost_connection, pack, refusal
+from holdfast.protocol.effects import Command, Step
+
+if TYPE_CHECKING:
+    from holdfast.engines.redis_aio import Engine
+
+__all__ = ["PUSH", "Reply", "Request", "Wire"]
+
+Reply: TypeAlias = "asyncio.Future[Any]"
+Request: TypeAlias = tuple[Op, Reply, float, float]  # with its deadline, and the timeout that this came from
+
+PUSH: Final[Any] = getattr(hiredis, "PushNotification", None)  # since hiredis 3.2; else it would pass for a reply
+
+_LEAST_CHUNK: Final = 8  # requests that are worth a write before the turn is over
+_CACHING: Final = pack(Command(("CLIENT", "CACHING", "YES")))
+_MORE: Final = object()  # what the reader says when it needs more bytes, for False is a reply in RESP3
+
+
+class _Nobody:
+    """Whoever waits for a reply that nobody waits for."""
+
+    def done(self) -> bool:
+        return True
+
+
+_NOBODYS: Final[Any] = (None, _Nobody(), float("inf"), 0.0)
+
+
+class Wire(asyncio.Protocol):
+    """An introduced connection, from the moment it is ours until it is lost."""
+
+    def __init__(self, connection: Any, engine: Engine, loop: asyncio.AbstractEventLoop, push: Any) -> None:
+        self._connection = connection
+        self._transport: Any = connection._writer.transport
+        self._stream = self._transport.get_protocol()
+        self._engine = engine
+        self.loop = loop
+        self._reader = hiredis.Reader(notEnoughData=_MORE)
+        self._push = push  # the type of what was not asked for
+        self._out: list[bytes] = []
+        self._error: Exception | None = None
+        self.asked: deque[Request] = deque()
+        self.waiting_since = 0.0  # when the server last said something, or was first asked after that
+        self.open = True  # whether it takes more
+        self.lost = False
+        self.listening = False
+        self.tracking = False
+        self.greeting: Reply | None = None
+        self._transport.set_protocol(self)
+
+    def send(self, request: Request, *, with_source: bool = False) -> None:
+        op, asked, out = request[0], self.asked, self._out
+        data = pack(op, with_source=with_source)
+        idle = not asked
+        if idle:
+            self.waiting_since = monotonic()
+        if type(op) is Step and op.watch and self._tracks():
+            asked.append(_NOBODYS)
+            data = _CACHING + data  # in one piece with the step: it speaks of the very next command
+        if idle and not out:
+            self._transport.write(data)  # no reason to wait for others
+        else:
+            out.append(data)
+            if len(out) == 1:
+                self.loop.call_soon(self._flush)
+            elif len(out) >= _LEAST_CHUNK and 2 * len(out) > len(asked):
+                self._flush()  # the server has less in hand than we have gathered: let it begin while we go on
+        asked.append(request)
+
+    def _flush(self) -> None:
+        if self._out and not self.lost:
+            self._transport.write(b"".join(self._out))
+        self._out.clear()
+
+    def _tracks(self) -> bool:
+        """See to it that this connection is tracked, if the server can do that."""
+        engine = self._engine
+        if not self.tracking and engine.can_track:
+            self.tracking = True
+            engine.begin_tracking(self)
+        return engine.can_track
+
+    def data_received(self, data: bytes) -> None:
+        self.waiting_since = monotonic()
+        asked, push = self.asked, self._push
+        try:
+            self._reader.feed(data)
+            gets = self._reader.gets
+            while (answer := gets()) is not _MORE:
+                kind = type(answer)
+                if kind is hiredis.ReplyError:
+                    self._take_error(answer)
+                elif kind is push:
+                    self._take_push(answer)
+                else:
+                    reply = asked.popleft()[1]
+                    if not reply.done():
+                        reply.set_result(answer)
+        except (hiredis.HiredisError, IndexError) as error:  # no Redis at all, or a reply to nothing: out of step
+            self.abort(error)
+        if self._engine.backlog:
+            self._engine.drain()
+
+    def _take_error(self, answer: Exception) -> None:
+        request = self.asked.popleft()
+        reply = request[1]
+        if is_noscript(answer):
+            self.send(request, with_source=True)  # even if its caller has left: the next one needs the script too
+        elif not reply.done():
+            reply.set_exception(refusal(answer, self._engine.address))
+        if is_elsewhere(answer):
+            self.abort()
+
+    def _take_push(self, answer: list[Any]) -> None:
+        kind, board = answer[0], self._engine.board
+        if kind == b"message":
+            board.deliver(answer[2], self._engine.now())
+        elif kind == b"invalidate":
+            if answer[1] is None:  # everything was flushed
+                board.look_again()
+            else:
+                for key in answer[1]:
+                    board.touched(key.decode(errors="replace"))
+        elif kind == b"subscribe":  # in its place among the replies, though it is none
+            reply = self.asked.popleft()[1]
+            self.listening = board.armed = True
+            if not reply.done():
+                reply.set_result(True)
+
+    def is_deaf(self, timeout: float) -> bool:
+        """Whether the server has been silent for that long although it was asked."""
+        return bool(self.asked) and monotonic() - self.waiting_since >= timeout
+
+    def pause_writing(self) -> None:
+        self.open = False
+
+    def resume_writing(self) -> None:
+        self.open = not self.lost
+        if self._engine.backlog:
+            self._engine.drain()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.lost, self.open = True, False
+        self._stream.connection_lost(error)
+        self._connection._reader = self._connection._writer = None  # redis-py takes this to mean closed
+        asked, self.asked = self.asked, deque()
+        for _, reply, _, _ in asked:
+            if not reply.done():  # one each: tracebacks and notes are its own
+                reply.set_exception(lost_connection(self._engine.address, self._error or error))
+        self._engine.note_loss(self)
+
+    def abort(self, error: Exception | None = None) -> None:
+        """Give it up. Who is waiting learns it in the next turn; who comes now is sent elsewhere."""
+        self.lost, self.open, self._error = True, False, error
+        self._transport.abort()
+
+    def disinherit(self) -> None:
+        """In a forked child: let go of our copy of the socket. Closing the transport would take the parent's socket out
+        of the event queue that parent and child still share, so the descriptor is pointed elsewhere instead."""
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        os.dup2(nowhere, self._transport.get_extra_info("socket").fileno())
+        os.close(nowhere)
+
+    async def close(self) -> None:
+        await self._connection.disconnect()

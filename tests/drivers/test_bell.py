@@ -1,0 +1,83 @@
+"""The bell that threads wait at: a ring is kept until it is heard, and may come from anywhere."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+
+import pytest
+
+from holdfast.drivers.blocking import Bell, _wait
+from tests.support import took
+
+
+def test_ring_is_kept_until_it_is_heard_once() -> None:
+    bell = Bell()
+    bell.ring()
+    bell.ring()
+    with took(less_than=5.0):
+        bell.wait(60.0)
+    with took(at_least=0.09, less_than=5.0):
+        bell.wait(0.1)
+
+
+def test_cleared_ring_is_not_heard() -> None:
+    bell = Bell()
+    bell.ring()
+    bell.clear()
+    bell.clear()
+    with took(at_least=0.09, less_than=5.0):
+        bell.wait(0.1)
+    bell.ring()
+    with took(less_than=5.0):
+        bell.wait(60.0)
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, float("-inf")])
+def test_no_time_to_wait_still_hears_what_was_rung(seconds: float) -> None:
+    bell = Bell()
+    bell.ring()
+    bell.wait(seconds)
+    with took(at_least=0.09, less_than=5.0):
+        bell.wait(0.1)
+
+
+@pytest.mark.parametrize("until", [float("inf"), 1e300])
+def test_wait_without_end_is_ended_by_another_thread(until: float) -> None:
+    bell = Bell()
+    threading.Timer(0.1, bell.ring).start()
+    with took(less_than=5.0):
+        _wait(bell, until)
+
+
+def test_rung_by_a_signal_handler_in_the_thread_that_waits() -> None:
+    bell = Bell()
+    before = signal.signal(signal.SIGUSR1, lambda *_: bell.ring())
+    try:
+        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+        with took(less_than=5.0):
+            bell.wait(60.0)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_no_ring_is_lost_between_many_threads() -> None:
+    there, back = Bell(), Bell()
+    rounds = 2000
+
+    def answer() -> None:
+        for _ in range(rounds):
+            there.wait(30.0)
+            back.ring()
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    started = time.monotonic()
+    for _ in range(rounds):
+        there.ring()
+        back.wait(30.0)
+    thread.join(30.0)
+    assert not thread.is_alive()
+    assert time.monotonic() - started < 30.0, "a lost ring costs the whole of a wait"

@@ -1,0 +1,279 @@
+"""The queue on a real server: whoever waited longest is next, unless it is dead or has left."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+import time
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+import redis
+
+import holdfast
+import holdfast.aio
+from tests.drivers.contention import (
+    SOON,
+    Background,
+    Waiter,
+    acquire_later,
+    check_nobody_queues,
+    queue_of,
+    queued_pids,
+)
+from tests.proxy import Proxy
+from tests.servers import Server
+from tests.support import Script, async_eventually, asyncio_test, eventually, lock_keys
+
+# By design it is one and a half seconds, whatever the ttl.
+PASSED_OVER_WITHIN = 2.5
+
+
+def test_processes_are_served_in_the_order_of_their_arrival(
+    client: holdfast.Client, url: str, admin: redis.Redis
+) -> None:
+    held = client.lock("x", ttl=600).acquire()
+    assert held
+    with ExitStack() as stack:
+        waiters = [stack.enter_context(Waiter(kind, url)) for kind in ["blocking", "asyncio"] * 3]
+        for waiter in waiters:
+            waiter.queue_up(admin)
+        assert queued_pids(admin) == [waiter.pid for waiter in waiters]
+        time.sleep(1.2)  # they refresh, and keep their places
+        assert queued_pids(admin) == [waiter.pid for waiter in waiters]
+        held.release()
+        served = [waiter.served() for waiter in waiters]
+        for waiter in waiters:
+            waiter.process.finish()
+    fences = [held.fence, *(fence for fence, _ in served)]
+    assert fences == sorted(set(fences))
+    moments = [at for _, at in served]
+    assert moments == sorted(moments)
+    assert lock_keys(admin) == []
+    check_nobody_queues(admin)
+
+
+def test_newcomers_do_not_barge_in(connect: Any, url: str, admin: redis.Redis) -> None:
+    """Not even one that asks again and again without waiting."""
+    holder, patient, pushy = connect(url), connect(url), connect(url)
+    held = holder.lock("x", ttl=600).acquire(timeout=5)
+    waiter = acquire_later(patient.lock("x", ttl=600), admin)
+    over = threading.Event()
+    barged: list[Any] = []
+
+    def push() -> None:
+        while not over.is_set():
+            if lease := pushy.lock("x", ttl=600).acquire(blocking=False):
+                barged.append(lease)
+                return
+
+    pushing = Background(push)
+    time.sleep(0.1)
+    held.release()
+    lease = waiter.outcome()
+    over.set()
+    pushing.outcome()
+    # Now and then a lock is left free for a moment, for those who can only poll; such a one may have been met.
+    if barged:
+        barged[0].release()
+    assert lease is not None
+    lease.release()
+
+
+@pytest.mark.parametrize("kind", ["blocking", "asyncio"])
+@pytest.mark.parametrize("how", ["killed", "stopped", "cut off"])
+def test_dead_head_of_the_queue_is_passed_over(
+    client: holdfast.Client, server: Server, proxy: Proxy, admin: redis.Redis, how: str, kind: str
+) -> None:
+    """However long its ttl."""
+    held = client.lock("x", ttl=600).acquire()
+    assert held
+    with Waiter(kind, proxy.url if how == "cut off" else server.url) as head:
+        head.queue_up(admin)
+        with holdfast.connect(server.url) as another:
+            follower = acquire_later(another.lock("x", ttl=600), admin)
+            if how == "cut off":
+                proxy.blackhole()
+            else:
+                head.process.send(signal.SIGKILL if how == "killed" else signal.SIGSTOP)
+            released_at = time.monotonic()
+            held.release()
+            lease = follower.outcome()
+            assert follower.ended_at - released_at < PASSED_OVER_WITHIN
+            assert lease is not None
+            assert lease.fence > held.fence
+            lease.release()
+
+
+def test_many_dead_heads_cost_no_more_than_one(client: holdfast.Client, url: str, admin: redis.Redis) -> None:
+    held = client.lock("x", ttl=600).acquire()
+    assert held
+    code = """
+        import threading
+        client = holdfast.connect(url)
+        for _ in range(20):
+            threading.Thread(target=client.lock("x", ttl=600, cohort=0).acquire, daemon=True).start()
+        time.sleep(60)
+    """
+    with Script(code, url) as crowd:
+        eventually(lambda: len(queue_of(admin)) == 20, 10.0, "all of them queue")
+        with holdfast.connect(url) as another:
+            follower = acquire_later(another.lock("x", ttl=600), admin)
+            crowd.send(signal.SIGSTOP)
+            released_at = time.monotonic()
+            held.release()
+            lease = follower.outcome()
+            assert follower.ended_at - released_at < PASSED_OVER_WITHIN
+            assert lease
+            lease.release()
+
+
+def test_head_that_died_long_before_costs_nothing(client: holdfast.Client, url: str, admin: redis.Redis) -> None:
+    held = client.lock("x", ttl=600).acquire()
+    assert held
+    with Waiter("blocking", url) as head:
+        head.queue_up(admin)
+        with holdfast.connect(url) as another:
+            follower = acquire_later(another.lock("x", ttl=600), admin)
+            head.process.send(signal.SIGSTOP)
+            eventually(lambda: head.pid not in queued_pids(admin), 5.0, "it loses its place")
+            released_at = time.monotonic()
+            held.release()
+            lease = follower.outcome()
+            assert follower.ended_at - released_at < SOON
+            assert lease
+            lease.release()
+
+
+def test_stopped_waiter_that_goes_on_waits_again(client: holdfast.Client, url: str, admin: redis.Redis) -> None:
+    """It was given the lock while it could not know; when it wakes up it does not believe that."""
+    held = client.lock("x", ttl=600).acquire()
+    assert held
+    with Waiter("blocking", url) as head:
+        head.queue_up(admin)
+        with holdfast.connect(url) as another:
+            follower = acquire_later(another.lock("x", ttl=600), admin)
+            head.process.send(signal.SIGSTOP)
+            held.release()
+            lease = follower.outcome()
+            assert lease
+            head.process.send(signal.SIGCONT)
+            eventually(lambda: queued_pids(admin) == [head.pid], 5.0, "it queues again")
+            assert lease.held
+            lease.release()
+            fence, _ = head.served()
+            assert fence > lease.fence
+            head.process.finish()
+    assert lock_keys(admin) == []
+
+
+def test_waiter_that_gives_up_leaves_the_queue(connect: Any, url: str, admin: redis.Redis) -> None:
+    holder, first, second = connect(url), connect(url), connect(url)
+    held = holder.lock("x", ttl=600).acquire(timeout=5)
+    impatient = acquire_later(first.lock("x", ttl=600), admin, timeout=0.7)
+    patient = acquire_later(second.lock("x", ttl=600), admin)
+    assert impatient.outcome() is None
+    assert len(queue_of(admin)) == 1
+    released_at = time.monotonic()
+    held.release()
+    lease = patient.outcome()
+    assert patient.ended_at - released_at < SOON
+    lease.release()
+    check_nobody_queues(admin)
+    assert lock_keys(admin) == []
+
+
+def test_waiter_that_gives_up_in_line_is_not_called(connect: Any, url: str, admin: redis.Redis) -> None:
+    """The same within one process."""
+    face = connect(url)
+    held = face.lock("x", ttl=600).acquire(timeout=5)
+    impatient = Background(lambda: face.lock("x", ttl=600).acquire(timeout=0.3))
+    time.sleep(0.1)
+    patient = Background(lambda: face.lock("x", ttl=600).acquire(timeout=20))
+    assert impatient.outcome() is None
+    assert queue_of(admin) == [], "whoever stands in line is not known to the server"
+    released_at = time.monotonic()
+    held.release()
+    lease = patient.outcome()
+    assert patient.ended_at - released_at < SOON
+    lease.release()
+    assert lock_keys(admin) == []
+
+
+@asyncio_test
+async def test_cancelled_waiter_leaves_the_queue(url: str, admin: redis.Redis) -> None:
+    async with (
+        holdfast.aio.connect(url) as holder,
+        holdfast.aio.connect(url) as first,
+        holdfast.aio.connect(url) as second,
+    ):
+        held = await holder.lock("x", ttl=600).acquire()
+        assert held
+        cancelled = asyncio.create_task(first.lock("x", ttl=600).acquire())
+        await async_eventually(lambda: len(queue_of(admin)) == 1)
+        patient = asyncio.create_task(second.lock("x", ttl=600).acquire())
+        await async_eventually(lambda: len(queue_of(admin)) == 2)
+        cancelled.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await cancelled
+        assert len(queue_of(admin)) == 1
+        released_at = time.monotonic()
+        await held.release()
+        lease = await patient
+        assert time.monotonic() - released_at < SOON
+        assert lease
+        await lease.release()
+        check_nobody_queues(admin)
+        assert lock_keys(admin) == []
+
+
+@asyncio_test
+async def test_waiter_cancelled_in_its_turn_passes_it_on(url: str, admin: redis.Redis) -> None:
+    """The bell that grants the lock, and the cancellation, in every order."""
+    async with (
+        holdfast.aio.connect(url) as holder,
+        holdfast.aio.connect(url) as first,
+        holdfast.aio.connect(url) as second,
+    ):
+        for turns in range(12):
+            held = await holder.lock("x", ttl=600).acquire()
+            assert held
+            cancelled = asyncio.create_task(first.lock("x", ttl=600).acquire())
+            await async_eventually(lambda: len(queue_of(admin)) == 1)
+            patient = asyncio.create_task(second.lock("x", ttl=600).acquire())
+            await async_eventually(lambda: len(queue_of(admin)) == 2)
+            releasing = asyncio.create_task(held.release())
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            cancelled.cancel()
+            got = (await asyncio.gather(cancelled, return_exceptions=True))[0]
+            await releasing
+            if isinstance(got, holdfast.aio.Lease):
+                await got.release()
+            started = time.monotonic()
+            lease = await patient
+            assert time.monotonic() - started < PASSED_OVER_WITHIN
+            assert lease
+            await lease.release()
+            assert lock_keys(admin) == []
+            check_nobody_queues(admin)
+
+
+def test_waiter_that_never_had_it_leaves_no_trace(face: Any, admin: redis.Redis) -> None:
+    admin.set("x", "another's")
+    for _ in range(5):
+        assert face.lock("x").acquire(timeout=0.1) is None
+        check_nobody_queues(admin)
+    with pytest.raises(holdfast.AcquireTimeout):
+        with face.lock("x", wait=0.1):
+            pass
+    check_nobody_queues(admin)
+    assert lock_keys(admin) == ["x"]
+
+
+def test_who_does_not_wait_does_not_queue(face: Any, admin: redis.Redis) -> None:
+    admin.set("x", "another's")
+    assert face.lock("x").acquire(blocking=False) is None
+    assert admin.keys("*") == [b"x"]
