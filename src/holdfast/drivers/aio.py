@@ -164,7 +164,10 @@ class Driver:
                     elif kind in at_once:
                         value = at_once[kind](effect)
                     elif kind is fx.Detach:
-                        value = await _detach(effect)
+                        effect.hold.notify = None
+                        value = (
+                            (effect.error, False) if effect.block is None else await effect.block.leave(effect.error)
+                        )
                     elif kind is fx.CallEach:
                         value = await engine.call_each(effect.steps, effect.timeout)
                     else:
@@ -266,14 +269,6 @@ class Driver:
         self.cohorts.forget()
         self._name_channel()
         self._keeper = None
-
-
-async def _detach(effect: fx.Detach) -> tuple[BaseException | None, bool]:
-    effect.hold.notify = None
-    if effect.block is None:
-        return effect.error, False
-    left: tuple[BaseException | None, bool] = await effect.block.leave(effect.error)
-    return left
 
 
 async def _finish_telling(outcome: Any, name: str) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from _thread import allocate_lock
+from _thread import allocate_lock, get_ident
 from queue import SimpleQueue
 from secrets import token_hex
 from time import sleep
@@ -98,7 +98,7 @@ class Driver:
     def _drive(self, protocol: fx.Effects[T], engine: Engine | Wire | None, advance: Any, value: Any) -> T:
         call = (engine or self.engine).call
         interrupt: BaseException | None = None
-        send = protocol.send
+        send, now = protocol.send, clock.now
         if isinstance(value, BaseException):
             interrupt, value = value, fx.Interrupted()
         while True:
@@ -106,14 +106,23 @@ class Driver:
                 while True:
                     effect = advance(value)
                     advance = send
-                    if type(effect) is fx.Now:
-                        value = clock.now()
-                    elif type(effect) is fx.Call:
+                    kind = type(effect)
+                    if kind is fx.Now:
+                        value = now()
+                    elif kind is fx.Call:
                         step = effect.step
                         if type(step) is fx.Step and step.watch:
                             value = self.wire.call(step, effect.timeout)
                         else:
                             value = call(step, effect.timeout)
+                    elif kind is fx.Caller:
+                        value = get_ident()
+                    elif kind is fx.NewToken:
+                        value = clock.new_token(effect.label)
+                    elif kind is fx.Attach:
+                        value = None  # a thread cannot be cancelled; its body has lost and check()
+                    elif kind is fx.Detach:
+                        value = effect.error, False
                     else:
                         value = self._perform(effect, engine)
             except StopIteration as done:
@@ -129,10 +138,6 @@ class Driver:
                     interrupt, value = error, fx.Interrupted()
 
     def _perform(self, effect: fx.Effect, engine: Engine | Wire | None) -> Any:
-        if isinstance(effect, fx.NewToken):
-            return clock.new_token(effect.label)
-        if isinstance(effect, fx.Caller):
-            return threading.get_ident()
         if isinstance(effect, fx.Wait):
             return _wait(effect.bell, effect.until)
         if isinstance(effect, fx.CallEach):
@@ -144,12 +149,8 @@ class Driver:
         if isinstance(effect, fx.Entrust):
             self.book.entrust(effect.hold, clock.now())
             return self.keep()
-        if isinstance(effect, fx.Tell):
-            return self._tell(effect.hold)
-        if isinstance(effect, fx.Attach):
-            return None  # a thread cannot be cancelled; its body has lost and check()
-        assert isinstance(effect, fx.Detach)
-        return effect.error, False
+        assert isinstance(effect, fx.Tell)
+        return self._tell(effect.hold)
 
     def admit(self, hold: Hold) -> None:
         """A hold begins: the keeper looks after it from now on."""

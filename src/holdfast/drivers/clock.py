@@ -21,10 +21,14 @@ now: Final[Callable[[], float]] = (
 
 def new_token(label: str) -> str:
     """Who holds it, readable, and 128 random bits that nobody can guess."""
-    return _readable(label, os.getpid()) + token_hex(16)
+    return _readable(label) + token_hex(16)
 
 
 @lru_cache(maxsize=256)
-def _readable(label: str, pid: int) -> str:
-    parts = [socket.gethostname()[:24], str(pid), label[:24]]
+def _readable(label: str) -> str:
+    parts = [socket.gethostname()[:24], str(os.getpid()), label[:24]]
     return "-".join(re.sub(r"[^A-Za-z0-9_.~]+", "_", part) for part in parts if part) + "."
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_readable.cache_clear)  # for it names the process
