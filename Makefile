@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 BENCH_READY := $(VENV)/.ready-bench
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format bench clean
+.PHONY: help demo test lint format bench bench-contention clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile
@@ -29,6 +29,9 @@ format: $(READY)  ## let ruff lay out the code
 bench: $(BENCH_READY)  ## figures beside other libraries, in one run on one server
 	@$(BIN)/python -m benchmarks.uncontended
 	@$(BIN)/python -m benchmarks.keeper
+
+bench-contention: $(BENCH_READY)  ## a lock that many want, beside other libraries; writes docs/contention.{md,svg}
+	@$(BIN)/python -m benchmarks.contention
 
 clean:  ## remove the virtual environment and caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -37,7 +37,7 @@ def test_processes_are_served_in_the_order_of_their_arrival(
     held = client.lock("x", ttl=600).acquire()
     assert held
     with ExitStack() as stack:
-        waiters = [stack.enter_context(Waiter(kind, url)) for kind in ["blocking", "asyncio"] * 3]
+        waiters = [stack.enter_context(Waiter(kind, url)) for kind in ["blocking", "asyncio"] * 2]
         for waiter in waiters:
             waiter.queue_up(admin)
         assert queued_pids(admin) == [waiter.pid for waiter in waiters]
@@ -75,10 +75,7 @@ def test_newcomers_do_not_barge_in(connect: Any, url: str, admin: redis.Redis) -
     lease = waiter.outcome()
     over.set()
     pushing.outcome()
-    # Now and then a lock is left free for a moment, for those who can only poll; such a one may have been met.
-    if barged:
-        barged[0].release()
-    assert lease is not None
+    assert barged == []
     lease.release()
 
 
