@@ -91,70 +91,43 @@ class Word(NamedTuple):
 
 
 class Hold:
-    """One acquisition: its token serves this one, or one after the other in a cohort."""
+    """One acquisition: its token serves this one, or one after the other in a cohort.
 
-    __slots__ = (
-        "asked",
-        "bell",
-        "bells",
-        "claimed",
-        "deadline",
-        "doubtful",
-        "ends",
-        "fate",
-        "fence",
-        "gate",
-        "heir",
-        "keys",
-        "lasts",
-        "lined",
-        "look_at",
-        "mine",
-        "notify",
-        "passed",
-        "passes",
-        "phase",
-        "queued",
-        "reason",
-        "retry_at",
-        "seated",
-        "stint_ends",
-        "terms",
-        "token",
-        "word",
-    )
+    What most of them never need is left to the class, so that making one is quick.
+    """
+
+    # While it waits.
+    bell: Bell | None = None
+    word: Word | None = None  # what the server's bell said last
+    asked = (0.0, 0)  # our time before, and the server's time at, the last step that it answered
+    queued = False  # it stands in the queue on the server, as far as we know
+    fate: dict[None, object] | None = None  # who has called it to the seat of its process; or that it has left
+    seated = True  # False from when it stands in line for the seat of its process until it has come to sit
+    lined = False  # it is in that line
+    doubtful = False  # a step of it had an unknown outcome, and may still be on its way
+    # While it is held.
+    fence = 0
+    lasts = 0.0  # until when the server keeps it for us, at least; on our own clock
+    deadline = 0.0  # what the holder may rely on: that, or max_hold
+    ends = _NEVER  # where max_hold puts an end to it
+    claimed = True  # the server keeps it for the whole ttl, not only for one grace
+    look_at = _NEVER  # when the keeper should see to it even though it is not due
+    retry_at = 0.0
+    passed = False  # we have it from another holder in this process
+    passes = 0  # how often it may still be passed on within the process,
+    stint_ends = 0.0  # and until when
+    heir: Hold | None = None  # to whom it was passed
+    notify: Callable[[], object] | None = None  # how the holder wants to be told of its loss
+    reason = ""
+    mine = True  # False in a forked child: the hold stayed with the parent
 
     def __init__(self, keys: Keys, terms: Terms, gate: Gate) -> None:
         self.keys = keys
         self.terms = terms
         self.gate = gate  # of its Lock object, shut as long as this hold is not over
         self.token = ""
-        self.fence = 0
-        self.lasts = 0.0  # until when the server keeps it for us, at least; on our own clock
-        self.deadline = 0.0  # what the holder may rely on: that, or max_hold
-        self.ends = _NEVER  # where max_hold puts an end to it
         self.phase = TRYING
-        self.reason = ""
-        self.doubtful = False  # a step of it had an unknown outcome, and may still be on its way
-        self.retry_at = 0.0
-        self.mine = True  # False in a forked child: the hold stayed with the parent
         self.bells: list[Bell] = []  # of those who wait for its loss
-        self.notify: Callable[[], object] | None = None  # how the holder wants to be told of its loss
-        # While it waits.
-        self.bell: Bell | None = None
-        self.word: Word | None = None  # what the server's bell said last
-        self.asked = (0.0, 0)  # our time before, and the server's time at, the last step that it answered
-        self.queued = False  # it stands in the queue on the server, as far as we know
-        self.fate: dict[None, object] = {}  # who has called it to the seat of its process; or that it has left
-        self.seated = True  # False from when it stands in line for the seat of its process until it has come to sit
-        self.lined = False  # it is in that line
-        # While it is held.
-        self.claimed = True  # the server keeps it for the whole ttl, not only for one grace
-        self.look_at = _NEVER  # when the keeper should see to it even though it is not due
-        self.passed = False  # we have it from another holder in this process
-        self.passes = 0  # how often it may still be passed on within the process,
-        self.stint_ends = 0.0  # and until when
-        self.heir: Hold | None = None  # to whom it was passed
 
     @property
     def name(self) -> str:

@@ -9,9 +9,20 @@ from typing import Any, Generic, TypeVar
 
 import redis
 
+from tests.servers import Server
 from tests.support import Script, eventually
 
-__all__ = ["SOON", "Background", "Waiter", "acquire_later", "check_nobody_queues", "queue_of", "queued_pids", "seen_of"]
+__all__ = [
+    "SOON",
+    "Background",
+    "OldServer",
+    "Waiter",
+    "acquire_later",
+    "check_nobody_queues",
+    "queue_of",
+    "queued_pids",
+    "seen_of",
+]
 
 T = TypeVar("T")
 
@@ -81,6 +92,19 @@ def acquire_later(lock: Any, admin: redis.Redis, name: str = "x", timeout: float
     waiter = Background(lambda: lock.acquire(timeout=timeout))
     eventually(lambda: len(queue_of(admin, name)) == before + 1, 5.0, "it queues")
     return waiter
+
+
+class OldServer(Server):
+    """One that knows no HELLO, and so speaks RESP2 alone."""
+
+    def __init__(self) -> None:
+        super().__init__("--rename-command", "HELLO", "")
+
+    def client(self, **kwargs: Any) -> redis.Redis:
+        return super().client(**kwargs, protocol=2)
+
+    def _probe(self) -> redis.Redis:
+        return redis.Redis.from_url(self.url, protocol=2)
 
 
 class Waiter:

@@ -12,8 +12,7 @@ import redis.lock
 
 import holdfast
 import holdfast.aio
-from tests.drivers.contention import SOON, Background, acquire_later, check_nobody_queues, queue_of, seen_of
-from tests.servers import Server
+from tests.drivers.contention import SOON, Background, OldServer, acquire_later, check_nobody_queues, queue_of, seen_of
 from tests.support import Script, asyncio_test, eventually, lock_keys, took
 
 
@@ -62,8 +61,8 @@ def test_server_tells_the_first_in_the_queue_of_a_foreign_release(face: Any, adm
 
 
 def test_without_resp3_a_foreign_release_is_found_by_the_next_refresh(connect: Any) -> None:
-    with Server("--rename-command", "HELLO", "") as old:
-        assert acquire_after_a_refresh(connect(old.url), old.client()) < 0.5 + SOON
+    with OldServer() as old, old.client() as admin:
+        assert acquire_after_a_refresh(connect(old.url), admin) < 0.5 + SOON
 
 
 def test_foreign_lock_that_expires_is_had_at_its_end(face: Any, admin: redis.Redis) -> None:

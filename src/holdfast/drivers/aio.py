@@ -97,8 +97,8 @@ class Driver:
     def __init__(self, target: Target, timeout: float, *, namespace: str = "") -> None:
         self.address = target.address
         self.book = Book(Bell())
-        self.board = Switchboard(self.book)
-        self.cohorts = Cohorts()
+        self.board = Switchboard(self.book, Bell)
+        self.cohorts = Cohorts(Bell)
         self.engine = Engine(target, timeout, self.board, clock.now)
         self.now = clock.now
         self.life = 0  # counts event loops and forks
@@ -111,8 +111,6 @@ class Driver:
         self._at_once: dict[type, Callable[[Any], Any]] = {  # effects that need no waiting
             fx.NewToken: lambda effect: clock.new_token(effect.label),
             fx.Caller: lambda _: asyncio.current_task(self._loop),
-            fx.NewBell: lambda _: Bell(),
-            fx.Attach: self._attach,
             fx.Entrust: self._entrust,
             fx.Tell: lambda effect: self._tell(effect.hold),
         }
@@ -154,20 +152,23 @@ class Driver:
                                 raise  # it had its chance; the caller will not wait for another try
                             value = reply.result()
                     elif kind is fx.Wait:
-                        bell, value = effect.bell or Bell(), None
+                        bell = effect.bell or Bell()
                         if not bell.rung:
                             try:
                                 await bell.wait(loop, effect.until)
                             finally:
                                 bell.rest()
                         bell.rung = False  # unless we were cancelled: then it is kept
-                    elif kind in at_once:
-                        value = at_once[kind](effect)
+                        value = now()
+                    elif kind is fx.Attach:
+                        body = Body(loop)
+                        effect.hold.notify = body.cancel
+                        value = body.task, body
                     elif kind is fx.Detach:
                         effect.hold.notify = None
-                        value = (
-                            (effect.error, False) if effect.block is None else await effect.block.leave(effect.error)
-                        )
+                        value = (await effect.block.leave(effect.error)) if effect.block.cut else (effect.error, False)
+                    elif kind in at_once:
+                        value = at_once[kind](effect)
                     elif kind is fx.CallEach:
                         value = await engine.call_each(effect.steps, effect.timeout)
                     else:
@@ -184,11 +185,6 @@ class Driver:
                 advance, value = protocol.throw, error
                 if not isinstance(error, Exception):  # the task was cancelled
                     interrupt, value = error, fx.Interrupted()
-
-    def _attach(self, effect: fx.Attach) -> Body:
-        body = Body()
-        effect.hold.notify = body.cancel
-        return body
 
     def _entrust(self, effect: fx.Entrust) -> None:
         self.book.entrust(effect.hold, clock.now())

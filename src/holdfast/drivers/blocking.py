@@ -68,8 +68,8 @@ class Driver:
         self.address = target.address
         self.engine = Engine(target)
         self.book = Book(Bell())
-        self.board = Switchboard(self.book)
-        self.cohorts = Cohorts()
+        self.board = Switchboard(self.book, Bell)
+        self.cohorts = Cohorts(Bell)
         self.wire = Wire(target, self.board, clock.now)
         self.now = clock.now
         self.life = 0  # counts forks
@@ -119,10 +119,10 @@ class Driver:
                         value = get_ident()
                     elif kind is fx.NewToken:
                         value = clock.new_token(effect.label)
+                    elif kind is fx.Wait:
+                        value = _wait(effect.bell, effect.until)
                     elif kind is fx.Attach:
-                        value = None  # a thread cannot be cancelled; its body has lost and check()
-                    elif kind is fx.Detach:
-                        value = effect.error, False
+                        value = get_ident(), None  # a thread cannot be cancelled; its body has lost and check()
                     else:
                         value = self._perform(effect, engine)
             except StopIteration as done:
@@ -138,12 +138,8 @@ class Driver:
                     interrupt, value = error, fx.Interrupted()
 
     def _perform(self, effect: fx.Effect, engine: Engine | Wire | None) -> Any:
-        if isinstance(effect, fx.Wait):
-            return _wait(effect.bell, effect.until)
         if isinstance(effect, fx.CallEach):
             return (engine or self.engine).call_each(effect.steps, effect.timeout)
-        if isinstance(effect, fx.NewBell):
-            return Bell()
         if isinstance(effect, fx.Listen):
             return self.wire.listen(effect.timeout)
         if isinstance(effect, fx.Entrust):
@@ -227,9 +223,10 @@ class Driver:
         self._starting = threading.Lock()
 
 
-def _wait(bell: fx.Bell | None, until: float) -> None:
+def _wait(bell: fx.Bell | None, until: float) -> float:
     left = until - clock.now()
     if isinstance(bell, Bell):
         bell.wait(left)
     elif left > 0:
         sleep(min(left, threading.TIMEOUT_MAX))
+    return clock.now()

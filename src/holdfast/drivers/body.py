@@ -12,31 +12,29 @@ __all__ = ["Body"]
 
 
 class Body:
-    __slots__ = ("_cancelled", "_others", "_task")
+    __slots__ = ("_others", "cut", "task")
 
-    def __init__(self) -> None:
-        task = asyncio.current_task()
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        task = asyncio.current_task(loop)
         assert task is not None
-        self._task = task
+        self.task = task
+        self.cut = False  # we have cancelled it
         self._others = task.cancelling()
-        self._cancelled = False
 
     def cancel(self) -> None:
-        if not self._cancelled and not self._task.done():
-            self._cancelled = True
-            self._task.cancel("the lease of this block was lost")
+        if not self.cut and not self.task.done():
+            self.cut = True
+            self.task.cancel("the lease of this block was lost")
 
     async def leave(self, error: BaseException | None) -> tuple[BaseException | None, bool]:
-        """The body's error, less a cancellation of ours; and whether there was one."""
-        if not self._cancelled:
-            return error, False
-        ours_alone = self._task.uncancel() <= self._others
+        """The error of a body that we have cancelled, less that cancellation; and whether it was what ended it."""
+        ours_alone = self.task.uncancel() <= self._others
         if isinstance(error, asyncio.CancelledError):
             return (None, True) if ours_alone else (error, False)
         if ours_alone:
             try:
                 await asyncio.sleep(0)  # the body ended before our cancellation reached it: it is met here
             except asyncio.CancelledError as cancelled:
-                if self._task.cancelling() > self._others:  # and with it somebody else's, which goes on
+                if self.task.cancelling() > self._others:  # and with it somebody else's, which goes on
                     return cancelled, False
         return error, False

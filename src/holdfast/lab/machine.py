@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["Cancelled", "Machine", "Process"]
 
 LISTENER_PAUSE_US = 50_000
+_NOW = object()  # as an answer: what time it is when it is received
 
 
 class Cancelled(BaseException):
@@ -49,9 +50,9 @@ class Machine:
 
     def _boot(self) -> None:
         self.book = Book(Bell())
-        self.board = Switchboard(self.book)
+        self.board = Switchboard(self.book, Bell)
         self.board.channel = f"bell:{self.name}"
-        self.cohorts = Cohorts()
+        self.cohorts = Cohorts(Bell)
         self.keeper: Process | None = None
 
     def __repr__(self) -> str:
@@ -259,6 +260,8 @@ class Process:
                 value = self._stop()
             elif isinstance(value, fx.StepFailed):
                 value = fx.Interrupted()  # it had its chance; the caller will not wait for another try
+        if value is _NOW:
+            value = self.machine.now()
         advance = self._routine.throw if isinstance(value, BaseException) else self._routine.send
         self._go(advance, value)
 
@@ -285,8 +288,6 @@ class Process:
             return machine.new_token(effect.label)
         if isinstance(effect, fx.Caller):
             return self
-        if isinstance(effect, fx.NewBell):
-            return Bell()
         if isinstance(effect, fx.Entrust):
             machine.book.entrust(effect.hold, machine.now())
             return machine.keep()
@@ -295,7 +296,7 @@ class Process:
         if isinstance(effect, fx.Attach):
             block = _Block(self)
             effect.hold.notify = block.cancel
-            return block
+            return self, block
         effect.hold.notify = None
         return (effect.error, False) if effect.block is None else effect.block.leave(effect.error)
 
@@ -304,16 +305,16 @@ class Process:
         if isinstance(bell, Bell):
             if bell.rung:
                 bell.clear()
-                return None
+                return self.machine.now()
 
             def wake() -> None:
                 if self._pending is pending:  # else its time had come first, and the ring is kept
                     bell.clear()
-                    self._answer(pending, None)
+                    self._answer(pending, _NOW)
 
             bell.waiter = lambda: self.world.soon(wake)
         if effect.until != float("inf"):
-            self.world.at(_ceil_us(effect.until), lambda: self._answer(pending, None))
+            self.world.at(_ceil_us(effect.until), lambda: self._answer(pending, _NOW))
         return pending
 
     def _listen(self, effect: fx.Listen, pending: object) -> Any:

@@ -13,10 +13,12 @@ Clocks. ``Hold.rung`` places the server's time on ours, by the last step that br
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from holdfast.lease import Hold, Word
 from holdfast.protocol import mutex
+from holdfast.protocol.effects import Bell
 from holdfast.protocol.keepalive import Book
 
 __all__ = ["Switchboard"]
@@ -27,7 +29,8 @@ _PARTS: Final = 4
 class Switchboard:
     """Who in this process waits for word from the server. Single dict operations, so any thread may call."""
 
-    def __init__(self, book: Book) -> None:
+    def __init__(self, book: Book, new_bell: Callable[[], Bell]) -> None:
+        self.new_bell = new_bell
         self.channel = ""  # on which bells for this client are rung; set by its driver
         self.armed = False  # whether they are heard just now; set by its engine
         self.mute = False  # whether the server has forbidden it

@@ -25,7 +25,7 @@ from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Final
 
 from holdfast.lease import ENDED, Hold
-from holdfast.protocol.effects import Effects, clock, new_bell, wait
+from holdfast.protocol.effects import Bell, Effects, clock, wait
 
 if TYPE_CHECKING:
     from holdfast.protocol.keepalive import Book
@@ -59,7 +59,8 @@ class Gate(dict[None, Hold]):
 class Cohorts:
     """Who speaks for this process, lock by lock; and who stands in line."""
 
-    def __init__(self) -> None:
+    def __init__(self, new_bell: Callable[[], Bell]) -> None:
+        self.new_bell = new_bell
         self.seats: dict[Hashable, Hold] = {}
         self.lines: dict[Hashable, deque[Hold]] = {}
         self._vacating: dict[Hold, str] = {}
@@ -73,22 +74,24 @@ class Cohorts:
         self.vacate(hold)  # it is the object that is occupied, by a lease that was lost
         return False
 
-    def stand_in_line(self, hold: Hold, until: float | None) -> Effects[bool]:
-        """Come to sit, by that time (None: whenever); whether it does. If it is HELD then, it was passed on to it."""
+    def stand_in_line(self, hold: Hold, until: float | None) -> Effects[float | None]:
+        """Come to sit, by that time (None: whenever); when it did, or None. It may have been passed the hold as well."""
         seat = seat_of(hold)
+        bell = hold.bell = self.new_bell()
         hold.seated = False
-        hold.bell = yield from new_bell()
+        hold.fate = {}
         self._queue_up(seat, hold)
-        self._call_next(seat, hold)
+        seated = self.seats.get(seat)
+        if seated is None or not seated.seated:
+            self._call_next(seat, hold)
         while True:
-            hold.bell.clear()
+            now = yield from wait(bell, _NEVER if until is None or hold.fate else until)
             if hold.fate and self.seats.get(seat) is hold:
                 hold.seated = True
                 hold.gate[None] = hold
-                return True
-            if until is not None and (yield from clock()) >= until and self._step_out(seat, hold):
-                return False
-            yield from wait(hold.bell, _NEVER if until is None or hold.fate else until)
+                return now
+            if until is not None and now >= until and self._step_out(seat, hold):
+                return None
 
     def _queue_up(self, seat: Hashable, hold: Hold) -> None:
         while True:
@@ -100,7 +103,7 @@ class Cohorts:
 
     def _step_out(self, seat: Hashable, hold: Hold) -> bool:
         """Leave the line; False if it has just been called."""
-        if hold.fate.setdefault(None, _LEFT) != _LEFT:
+        if _fate(hold).setdefault(None, _LEFT) != _LEFT:
             return False
         _drop(self.lines.get(seat), hold)
         return True
@@ -127,7 +130,7 @@ class Cohorts:
             if seated.seated:
                 return
             # It does not know yet: we have just put it there, or somebody who was interrupted before the last word.
-            if seated.fate.setdefault(None, by) != _LEFT:
+            if _fate(seated).setdefault(None, by) != _LEFT:
                 assert seated.bell is not None
                 seated.bell.ring()
                 _drop(line, seated)
@@ -167,17 +170,16 @@ class Cohorts:
         line = self.lines.get(seat_of(hold))
         return _first(line, hold) if line else None
 
-    def pass_on(self, hold: Hold, book: Book, now: float) -> bool:
-        """Pass it on to the first in line; whether there was one to take it. The hold was taken out of the book before.
+    def pass_on(self, hold: Hold, heir: Hold, book: Book, now: float) -> bool:
+        """Pass it on to the first in line; False if that cannot be. The hold was taken out of the book before.
 
         Done again after an interrupt, it goes on where it was.
         """
-        heir = hold.heir or self._choose(hold, lambda heir: may_inherit(heir, hold, now))
-        if heir is None:
+        if hold.heir is None and not (may_inherit(heir, hold, now) and self._call(heir, hold)):
             return False
         if self.seats.get(seat_of(hold)) is hold:
             heir.inherit(hold, now)
-            book.enter(heir)
+            book.take_over(heir, hold)
         self._give_up_seat(hold, heir)
         return True
 
@@ -186,26 +188,23 @@ class Cohorts:
 
         So a process does not lose its turn because one of its threads has lost patience. Again, it may be done twice.
         """
-        heir = hold.heir or self._choose(hold, lambda heir: may_follow(heir, hold))
-        if heir is None:
+        heir = hold.heir or self.first_in_line(hold)
+        if heir is None or (hold.heir is None and not (may_follow(heir, hold) and self._call(heir, hold))):
             return False
         if self.seats.get(seat_of(hold)) is hold:
             heir.follow(hold)
         self._give_up_seat(hold, heir)
         return True
 
-    def _choose(self, hold: Hold, is_fit: Callable[[Hold], bool]) -> Hold | None:
-        """The first in line, unless it is not fit, or leaves just now. It is called, and will know when it is rung."""
-        heir = self.first_in_line(hold)
-        if heir is None or not is_fit(heir):
-            return None
+    def _call(self, heir: Hold, hold: Hold) -> bool:
+        """Call it to the seat; False if it leaves just now. It will know when it is rung."""
         if self._vacating.setdefault(hold, _ENDER) is not _ENDER:
-            return None  # the keeper has just found it lost
-        if heir.fate.setdefault(None, hold) is not hold:
+            return False  # the keeper has just found the hold lost
+        if _fate(heir).setdefault(None, hold) is not hold:
             self._vacating.pop(hold, None)
-            return None  # to look for another is not worth the trouble
+            return False  # to look for another is not worth the trouble
         hold.heir = heir
-        return heir
+        return True
 
     def _give_up_seat(self, hold: Hold, heir: Hold) -> None:
         seat = seat_of(hold)
@@ -273,8 +272,15 @@ def _first(line: deque[Hold], by: Hold) -> Hold | None:
 
 
 def _may_sit(hold: Hold, by: Hold) -> bool:
-    called = hold.fate.get(None)
-    return (called is None or called is by) and hold.gate.get(None) in (None, by, hold)
+    if hold.fate and hold.fate.get(None) is not by:
+        return False
+    inside = hold.gate.get(None)
+    return inside is None or inside is by or inside is hold
+
+
+def _fate(hold: Hold) -> dict[None, object]:
+    assert hold.fate is not None  # whoever stands in line has one
+    return hold.fate
 
 
 def _drop(line: deque[Hold] | None, hold: Hold) -> None:

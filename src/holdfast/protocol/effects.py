@@ -12,8 +12,9 @@ What a driver promises:
   unless that is a shielded ``Call``: under asyncio it is allowed to finish, for its own (short) timeout, and the
   cancellation surfaces when the protocol ends. After ``Interrupted`` the protocol may still yield; what it yields
   to clean up is shielded. Then it raises ``Interrupted`` again, and the driver raises what the caller expects.
-- ``Wait`` ends when the bell rings or the time has come; it does not say which. Wake-ups are hints. A bell is waited at
-  by one caller at a time, and a ring that nobody waited for is kept until the next wait or ``clear``.
+- ``Wait`` ends when the bell rings or the time has come; it does not say which, only what time it is then. Wake-ups
+  are hints. A bell is waited at by one caller at a time, and a ring that nobody waited for is kept until the next wait
+  or ``clear``.
 - After ``Listen`` the server's bells reach this client's ``Switchboard``, and so does the next write of anybody else to
   the first key of a step that was sent with ``watch``, where the server offers that.
 - A generator that is closed without a throw has crashed: no clean-up runs. So protocols catch ``STOPPED``, never
@@ -43,7 +44,6 @@ __all__ = [
     "Entrust",
     "Interrupted",
     "Listen",
-    "NewBell",
     "NewToken",
     "Now",
     "Step",
@@ -60,7 +60,6 @@ __all__ = [
     "is_begun",
     "is_over",
     "listen",
-    "new_bell",
     "new_token",
     "tell",
     "wait",
@@ -137,7 +136,7 @@ class CallEach(NamedTuple):
 
 
 class Wait(NamedTuple):
-    """Sleep until the bell rings (if there is one) or the time has come."""
+    """Sleep until the bell rings (if there is one) or the time has come. The reply: what time it is."""
 
     bell: Bell | None
     until: float
@@ -159,10 +158,6 @@ class NewToken(NamedTuple):
     label: str
 
 
-class NewBell(NamedTuple):
-    """A bell for this driver's kind of waiting."""
-
-
 class Caller(NamedTuple):
     """Who is asking: the thread, or the asyncio task."""
 
@@ -180,7 +175,7 @@ class Tell(NamedTuple):
 
 
 class Attach(NamedTuple):
-    """A block begins that relies on this hold. The reply stands for the block; the driver may cancel it on loss."""
+    """A block begins that relies on this hold. The reply: who runs it, and what the driver would cancel on loss."""
 
     hold: Hold
 
@@ -193,13 +188,10 @@ class Detach(NamedTuple):
     error: BaseException | None
 
 
-Effect: TypeAlias = (
-    Call | CallEach | Wait | Listen | Now | NewToken | NewBell | Caller | Entrust | Tell | Attach | Detach
-)
+Effect: TypeAlias = Call | CallEach | Wait | Listen | Now | NewToken | Caller | Entrust | Tell | Attach | Detach
 Effects: TypeAlias = Generator[Effect, Any, T]
 
 _NOW: Final = Now()
-_NEW_BELL: Final = NewBell()
 _CALLER: Final = Caller()
 
 
@@ -226,8 +218,9 @@ def call_each(steps: Sequence[Step], timeout: float) -> Effects[list[Any]]:
     return replies
 
 
-def wait(bell: Bell | None, until: float) -> Effects[None]:
-    yield Wait(bell, until)
+def wait(bell: Bell | None, until: float) -> Effects[float]:
+    now: float = yield _make(Wait, (bell, until))
+    return now
 
 
 def listen(timeout: float) -> Effects[bool]:
@@ -245,11 +238,6 @@ def new_token(label: str) -> Effects[str]:
     return token
 
 
-def new_bell() -> Effects[Bell]:
-    bell: Bell = yield _NEW_BELL
-    return bell
-
-
 def caller() -> Effects[Hashable]:
     who: Hashable = yield _CALLER
     return who
@@ -263,10 +251,11 @@ def tell(hold: Hold) -> Effects[None]:
     yield Tell(hold)
 
 
-def attach(hold: Hold) -> Effects[Any]:
-    return (yield Attach(hold))
+def attach(hold: Hold) -> Effects[tuple[Hashable, Any]]:
+    block: tuple[Hashable, Any] = yield _make(Attach, (hold,))
+    return block
 
 
 def detach(hold: Hold, block: Any, error: BaseException | None) -> Effects[tuple[BaseException | None, bool]]:
-    left: tuple[BaseException | None, bool] = yield Detach(hold, block, error)
+    left: tuple[BaseException | None, bool] = yield _make(Detach, (hold, block, error))
     return left

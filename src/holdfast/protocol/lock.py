@@ -14,7 +14,7 @@ from collections.abc import Hashable
 from typing import Any, Generic, Protocol, TypeVar
 
 from holdfast.errors import AcquireTimeout, HoldfastError, LeaseLost, NotHeld, Unavailable
-from holdfast.lease import ENDED, HELD, BaseLease, Hold, Terms
+from holdfast.lease import ENDED, BaseLease, Hold, Terms
 from holdfast.names import Keys
 from holdfast.protocol import mutex
 from holdfast.protocol.bells import Switchboard
@@ -29,7 +29,6 @@ from holdfast.protocol.effects import (
     caller,
     clock,
     detach,
-    new_bell,
     new_token,
     tell,
     wait,
@@ -107,37 +106,32 @@ class BaseLock(Generic[L]):
             self._begin_life()
         if self._driver.book.closed:
             raise Unavailable({self._driver.address: "this client was closed"}, "Connect again, or close it later")
+        driver: Driver = self._driver
+        cohorts = driver.cohorts
         while True:
             hold = Hold(self._keys, self._terms, self._gate)
             try:
-                if not (yield from self._obtain(hold, until)):
-                    return None
-                if hold.passed and not hold.valid((yield from clock())):
-                    yield from self._withdraw(hold)  # it was passed on to us, and we slept beyond its end
-                    continue
-                self._lease = lease = self._lease_class(self._driver, hold)
+                if not cohorts.sit_down(hold):
+                    now = yield from cohorts.stand_in_line(hold, until)
+                    if now is None:
+                        return None
+                    if hold.passed and not hold.valid(now):
+                        yield from self._withdraw(hold)  # it was passed on to us, and we slept beyond its end
+                        continue
+                if not hold.passed:
+                    if not hold.token:  # else it was another's, who has given up waiting
+                        hold.token = yield from new_token(self._terms.label)
+                    if not (yield from mutex.acquire(hold, until, driver.board)):
+                        yield from self._withdraw(hold)
+                        return None
+                    driver.admit(hold)
+                self._lease = lease = self._lease_class(driver, hold)
                 if self._terms.on_lost == "cancel":
                     yield from attach(hold)
                 return lease
             except STOPPED:
                 yield from self._withdraw(hold)
                 raise
-
-    def _obtain(self, hold: Hold, until: float | None) -> Effects[bool]:
-        """From another holder in this process, or from the server; whether it could be had by that time."""
-        cohorts: Cohorts = self._driver.cohorts
-        if not cohorts.sit_down(hold):
-            if not (yield from cohorts.stand_in_line(hold, until)):
-                return False
-            if hold.passed:
-                return True
-        if not hold.token:  # else it was another's, who has given up waiting
-            hold.token = yield from new_token(self._terms.label)
-        if (yield from mutex.acquire(hold, until, self._driver.board)):
-            self._driver.admit(hold)
-            return True
-        yield from self._withdraw(hold)
-        return False
 
     def _withdraw(self, hold: Hold) -> Effects[None]:
         """No lease came of it, or none that anybody will have: leave nothing behind, neither here nor on the server."""
@@ -184,10 +178,10 @@ class BaseLock(Generic[L]):
         if lease is None:
             raise AcquireTimeout(self.name, self._terms.wait or 0.0, self._why_not((yield from clock())))
         try:
-            me = yield from caller()
-            block = None
             if self._terms.on_lost in (None, "cancel"):
-                block = yield from attach(lease._hold)
+                me, block = yield from attach(lease._hold)
+            else:
+                me, block = (yield from caller()), None
             self._entered.append((me, lease, block))
         except STOPPED:  # interrupted on the threshold: the body will not run, so nobody else would release it
             yield from release_lease(lease)
@@ -206,10 +200,12 @@ class BaseLock(Generic[L]):
         """Leave ``with``. An error of the body stays the one that is raised; what release says is noted on it."""
         entered = None
         try:
-            entered = self._find_entered((yield from caller()))
+            entered = self._entered[0] if len(self._entered) == 1 else self._find_entered((yield from caller()))
             _, lease, block = entered
             hold = lease._hold
-            left_with, cut_short = yield from detach(hold, block, error)
+            left_with, cut_short = error, False
+            if block is not None:
+                left_with, cut_short = yield from detach(hold, block, error)
             try:
                 if hold.phase is not ENDED:  # else it was released within the body
                     yield from release_lease(lease)
@@ -261,11 +257,12 @@ def release_lease(lease: BaseLease) -> Effects[None]:
         ours = book.leave(hold)
         if not ours:  # two released it at once, and the other was first
             raise NotHeld(hold.name)
-        if not (cohorts.lines and (yield from _pass_on(hold, cohorts, book))):
+        heir = cohorts.first_in_line(hold) if cohorts.lines else None
+        if heir is None or not (yield from _pass_on(hold, heir, cohorts, book)):
             yield from mutex.release(hold)
     except STOPPED:
         if hold.heir is not None:  # interrupted on the way to the next holder: it is theirs already
-            cohorts.pass_on(hold, book, (yield from clock()))
+            cohorts.pass_on(hold, hold.heir, book, (yield from clock()))
         elif ours and hold.phase is not ENDED:  # interrupted before the release had begun
             book.leave(hold)
             yield from mutex.settle(hold)
@@ -278,17 +275,15 @@ def release_lease(lease: BaseLease) -> Effects[None]:
                 except STOPPED:  # a signal handler struck on the threshold
                     cohorts.leave(hold)
                     raise
-            for bell in list(hold.bells):
-                bell.ring()
+            if hold.bells:
+                for bell in list(hold.bells):
+                    bell.ring()
 
 
-def _pass_on(hold: Hold, cohorts: Cohorts, book: Book) -> Effects[bool]:
+def _pass_on(hold: Hold, heir: Hold, cohorts: Cohorts, book: Book) -> Effects[bool]:
     """Let the next in line of this process have it, without the server; whether that could be."""
-    heir = cohorts.first_in_line(hold)
-    if heir is None:
-        return False
     now = yield from clock()
-    if hold.why_lost(now) or hold.phase is not HELD:
+    if not hold.valid(now):
         return False
     if wants_renewal(heir, hold, now):
         try:
@@ -298,7 +293,7 @@ def _pass_on(hold: Hold, cohorts: Cohorts, book: Book) -> Effects[bool]:
         except StepFailed:
             return False
         now = yield from clock()
-    return cohorts.pass_on(hold, book, now)
+    return cohorts.pass_on(hold, heir, book, now)
 
 
 def extend_lease(lease: BaseLease, seconds: float) -> Effects[None]:
@@ -312,14 +307,13 @@ def wait_until_lost(hold: Hold, timeout: float | None) -> Effects[bool]:
     """Wait until the hold is lost; whether it is. The deadline counts, whether or not anybody has noticed it."""
     now = yield from clock()
     until = float("inf") if timeout is None else now + timeout
-    bell = yield from new_bell()
+    bell = hold.gate.cohorts.new_bell()
     hold.bells.append(bell)
     try:
         while not (reason := hold.why_lost(now)):
             if now >= until or hold.phase is ENDED:
                 return False
-            yield from wait(bell, min(until, hold.deadline))
-            now = yield from clock()
+            now = yield from wait(bell, min(until, hold.deadline))
         if hold.lose(reason):  # we noticed before the keeper did
             yield from tell(hold)
         return True

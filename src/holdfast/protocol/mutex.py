@@ -47,7 +47,6 @@ from holdfast.protocol.effects import (
     clock,
     entrust,
     listen,
-    new_bell,
     tell,
     wait,
 )
@@ -105,65 +104,60 @@ def renew_step(hold: Hold, ttl: float, *, watch: bool = False) -> Step:
     return Step("renew", (hold.keys.main,), (hold.token, max(1, round(ttl * 1000))), watch)
 
 
-def acquire(hold: Hold, until: float | None, board: Switchboard) -> Effects[bool]:
-    """Try until that time (None: for ever); whether it was granted.
-
-    If it was not, for whatever reason, something may be left on the server: see ``is_settled``.
-    """
-    try:
-        return (yield from _try_until(hold, until, board))
-    finally:
-        if board.waiting or board.watching:
-            board.dismiss(hold)
-
-
 def is_settled(hold: Hold) -> bool:
     """Whether nothing of it can be on the server: no key, no place in the queue, no request on its way there."""
     return not (hold.fence or hold.queued or hold.doubtful)
 
 
-def _try_until(hold: Hold, until: float | None, board: Switchboard) -> Effects[bool]:
+def acquire(hold: Hold, until: float | None, board: Switchboard) -> Effects[bool]:
+    """Try until that time (None: for ever); whether it was granted.
+
+    If it was not, for whatever reason, something may be left on the server: see ``is_settled``.
+    """
     started = asked_at = yield from clock()
     patient = until is None or until > started
     attempt = 0
     refusal: Refusal | None = None
-    while True:
-        failure = None
-        channel = board.enlist(hold) if patient else ""
-        watch = refusal is not None and refusal.first and channel not in ("", MUTE)
-        if watch:
-            board.watching[hold.keys.main] = hold
-        step = acquire_step(hold, channel, watch=watch)
-        try:
-            refusal = yield from _ask(hold, step, _call_timeout(hold, until, asked_at), asked_at)
-        except StepFailed as failed:
-            if not failed.retry:
-                raise _named(hold, failed.error) from failed.__cause__
-            failure, refusal = failed, None
-        now = yield from clock()
-        if hold.phase is HELD:
-            if now < hold.deadline:
-                return True
-            # The reply came after the deadline: a grant worth nothing, whose key is there all the same.
-            hold.phase, hold.doubtful = TRYING, True
-        if failure is not None and failure.prompt and attempt == 0:
-            pass  # only the connection was lost, most likely while it lay idle: another is worth a try, even the last
-        elif until is not None and now >= until:
-            if failure is None:
-                return False
-            raise _silent(hold, now - started, failure.error) from failure.__cause__
-        elif refusal is not None and not channel:
-            yield from _arm(hold, board, until, now)  # and ask again: it may have been freed before we could hear that
+    try:
+        while True:
+            failure = None
+            channel = board.enlist(hold) if patient else ""
+            watch = refusal is not None and refusal.first and channel not in ("", MUTE)
+            if watch:
+                board.watching[hold.keys.main] = hold
+            step = acquire_step(hold, channel, watch=watch)
+            try:
+                refusal = yield from _ask(hold, step, _call_timeout(hold, until, asked_at), asked_at)
+            except StepFailed as failed:
+                if not failed.retry:
+                    raise _named(hold, failed.error) from failed.__cause__
+                failure, refusal = failed, None
             now = yield from clock()
-        else:
-            wakes_at = now + pause_for(hold, refusal, attempt, channel, watch)
-            if (yield from _sleep(hold, wakes_at if until is None else min(wakes_at, until))):
-                return True
-            now = yield from clock()
-            if refusal is not None and channel != MUTE and until is not None and now >= until:
-                return False
-        asked_at = now
-        attempt += 1
+            if hold.phase is HELD:
+                if now < hold.deadline:
+                    return True
+                # The reply came after the deadline: a grant worth nothing, whose key is there all the same.
+                hold.phase, hold.doubtful = TRYING, True
+            if failure is not None and failure.prompt and attempt == 0:
+                pass  # only the connection was lost, most likely while it lay idle: try another, even if it is the last
+            elif until is not None and now >= until:
+                if failure is None:
+                    return False
+                raise _silent(hold, now - started, failure.error) from failure.__cause__
+            elif refusal is not None and not channel and (yield from _arm(hold, board, until, now)):
+                now = yield from clock()  # and ask again: it may have been freed before we could hear that
+            else:
+                wakes_at = now + pause_for(hold, refusal, attempt, channel, watch)
+                now = yield from _sleep(hold, board, wakes_at if until is None else min(wakes_at, until))
+                if hold.phase is HELD:
+                    return True
+                if refusal is not None and channel not in ("", MUTE) and until is not None and now >= until:
+                    return False
+            asked_at = now
+            attempt += 1
+    finally:
+        if board.waiting or board.watching:
+            board.dismiss(hold)
 
 
 def pause_for(hold: Hold, refusal: Refusal | None, attempt: int, channel: str, watched: bool) -> float:
@@ -171,7 +165,7 @@ def pause_for(hold: Hold, refusal: Refusal | None, attempt: int, channel: str, w
     if refusal is None:
         return backoff(hold.token, attempt)
     pause = REFRESH
-    if channel == MUTE:
+    if channel in ("", MUTE):
         pause = min(backoff(hold.token, attempt), _LONGEST_POLL)
     elif not refusal.first:
         return pause  # it is for the one before us to see when the lease ends
@@ -180,33 +174,30 @@ def pause_for(hold: Hold, refusal: Refusal | None, attempt: int, channel: str, w
     return min(pause, (refusal.left_ms + 1) / 1000) if refusal.left_ms >= 0 else pause
 
 
-def _arm(hold: Hold, board: Switchboard, until: float | None, now: float) -> Effects[None]:
+def _arm(hold: Hold, board: Switchboard, until: float | None, now: float) -> Effects[bool]:
+    """Let bells be heard from now on; whether that is settled, one way or the other."""
     try:
         board.mute = not (yield from listen(_call_timeout(hold, until, now)))
     except StepFailed as failed:
-        if not failed.retry:
-            board.mute = True  # the server is there, as we have just seen: what it minds is the listener
+        if failed.retry:
+            return False
+        board.mute = True  # the server is there, as we have just seen: what it minds is the listener
+    return True
 
 
-def _sleep(hold: Hold, until: float) -> Effects[bool]:
-    """Wait for the bell; whether it brought the lock."""
+def _sleep(hold: Hold, board: Switchboard, until: float) -> Effects[float]:
+    """Wait for the bell, until that time at most; what time it is then. The bell may have brought the lock."""
     if hold.bell is None:
-        hold.bell = yield from new_bell()
-    if hold.word is None:
-        yield from wait(hold.bell, until)
+        hold.bell = board.new_bell()
+    now = (yield from wait(hold.bell, until)) if hold.word is None else (yield from clock())
     hold.bell.clear()
     word, hold.word = hold.word, None
-    if word is None:
-        return False
-    now = yield from clock()
-    if word.fence:
-        if not hold.rung(word, now):
-            return False  # it was long under way: ask if the lock is still there for us
-        hold.queued = False
-        return True
-    if word.grace_ms:  # the moment of those who only poll
-        yield from wait(None, min(until, now + word.grace_ms / 1000))
-    return False
+    if word is not None and word.fence:
+        if hold.rung(word, now):  # else it was long under way: ask if the lock is still there for us
+            hold.queued = False
+    elif word is not None and word.grace_ms:  # the moment of those who only poll
+        now = yield from wait(None, min(until, now + word.grace_ms / 1000))
+    return now
 
 
 def _ask(hold: Hold, step: Step, timeout: float, asked_at: float) -> Effects[Refusal | None]:
