@@ -11,7 +11,7 @@ starved, or asleep with its machine, knows that its lease is over the moment it 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -35,7 +35,8 @@ _NEVER: Final = float("inf")
 
 FENCES: Final = 64  # the server sets so many aside for a holder that may pass its lease on within its process
 STINT: Final = 0.1  # how long a process may go on passing it on, in seconds
-LOOK_AFTER: Final = 0.1  # a hold that lasts so long is claimed in full, and watched; shorter ones pay nothing
+LOOK_AFTER: Final = 0.1  # a hold that lasts so long is watched; shorter ones pay nothing
+CLAIM_AFTER: Final = 0.02  # and one that was granted for one grace only is claimed in full after this
 GRACE_MS: Final = 750  # for so long a lock is written over to the waiter whose turn it is; then it must be claimed
 
 
@@ -125,6 +126,7 @@ class Hold:
         self.keys = keys
         self.terms = terms
         self.gate = gate  # of its Lock object, shut as long as this hold is not over
+        self.seat: Hashable = keys.main if terms.cohort else gate  # on which it sits while it speaks for its process
         self.token = ""
         self.phase = TRYING
         self.bells: list[Bell] = []  # of those who wait for its loss
@@ -159,7 +161,7 @@ class Hold:
         self.stint_ends = now + STINT
         self._begin(word.fence, now, lasts)
         self.claimed = False
-        self.look_at = min(now + LOOK_AFTER, now + (lasts - now) / 3)
+        self.look_at = min(now + CLAIM_AFTER, now + (lasts - now) / 3)
         return True
 
     def inherit(self, giver: Hold, now: float) -> None:

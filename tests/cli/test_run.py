@@ -561,12 +561,13 @@ def test_a_stubborn_command_is_killed_with_its_group_when_the_key_was_deleted(se
         assert is_gone(int(log.name.removeprefix("beat")))
 
 
-def test_a_loss_that_is_only_noticed_at_the_end_is_a_loss(server, call):
+def test_a_loss_is_a_loss_though_the_command_ends_well(server, call):
     client = server.client()
     script = f"import redis; redis.Redis.from_url({server.url!r}).delete('job')"
     code, _, err = call(server, "--json", "job", "--", sys.executable, "-c", script)
     assert code == 76
-    assert [event["event"] for event in events_of(err)] == ["acquired", "exited", "lost"]
+    # Whether it was told to end, or had ended before that, depends on who was quicker.
+    assert {event["event"] for event in events_of(err)} >= {"acquired", "exited", "lost"}
     assert client.exists("job") == 0
 
 

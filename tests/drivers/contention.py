@@ -22,6 +22,7 @@ __all__ = [
     "queue_of",
     "queued_pids",
     "seen_of",
+    "stand_in_line",
 ]
 
 T = TypeVar("T")
@@ -94,6 +95,15 @@ def acquire_later(lock: Any, admin: redis.Redis, name: str = "x", timeout: float
     return waiter
 
 
+def stand_in_line(face: Any, lock: Any) -> Background[Any]:
+    """Somebody who waits behind another of the same process: it is the last in line on return."""
+    lines = face.client._driver.cohorts.lines
+    before = sum(map(len, lines.values()))
+    waiter = Background(lambda: lock.acquire(timeout=20))
+    eventually(lambda: sum(map(len, list(lines.values()))) == before + 1, 5.0, "it stands in line")
+    return waiter
+
+
 class OldServer(Server):
     """One that knows no HELLO, and so speaks RESP2 alone."""
 
@@ -107,36 +117,35 @@ class OldServer(Server):
         return redis.Redis.from_url(self.url, protocol=2)
 
 
+_BLOCKING = """
+    client = holdfast.connect(url)
+    say("ready")
+    sys.stdin.readline()
+    lease = client.lock("x", ttl=600).acquire()
+    say(lease.fence, time.monotonic())
+    lease.release()
+    client.close()
+"""
+_ASYNCIO = """
+    import asyncio
+
+    async def main():
+        async with holdfast.aio.connect(url) as client:
+            say("ready")
+            sys.stdin.readline()
+            lease = await client.lock("x", ttl=600).acquire()
+            say(lease.fence, time.monotonic())
+            await lease.release()
+
+    asyncio.run(main())
+"""
+
+
 class Waiter:
     """A process that waits for the lock "x" when it is told to, and gives it back as soon as it has it."""
 
-    _CODE = {
-        "blocking": """
-            client = holdfast.connect(url)
-            say("ready")
-            sys.stdin.readline()
-            lease = client.lock("x", ttl=600).acquire()
-            say(lease.fence, time.monotonic())
-            lease.release()
-            client.close()
-        """,
-        "asyncio": """
-            import asyncio
-
-            async def main():
-                async with holdfast.aio.connect(url) as client:
-                    say("ready")
-                    sys.stdin.readline()
-                    lease = await client.lock("x", ttl=600).acquire()
-                    say(lease.fence, time.monotonic())
-                    await lease.release()
-
-            asyncio.run(main())
-        """,
-    }
-
     def __init__(self, kind: str, url: str) -> None:
-        self.process = Script(self._CODE[kind], url)
+        self.process = Script({"blocking": _BLOCKING, "asyncio": _ASYNCIO}[kind], url)
 
     @property
     def pid(self) -> int:

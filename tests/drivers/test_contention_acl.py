@@ -15,7 +15,7 @@ import pytest
 import redis
 
 import holdfast
-from tests.drivers.contention import SOON, Background, OldServer, acquire_later, check_nobody_queues, queue_of
+from tests.drivers.contention import SOON, OldServer, acquire_later, check_nobody_queues, queue_of
 from tests.servers import Server
 from tests.support import lock_keys, took
 

@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,7 +15,15 @@ import redis
 
 import holdfast
 import holdfast.aio
-from tests.drivers.contention import SOON, Background, acquire_later, check_nobody_queues, queue_of, queued_pids
+from tests.drivers.contention import (
+    SOON,
+    Background,
+    acquire_later,
+    check_nobody_queues,
+    queue_of,
+    queued_pids,
+    stand_in_line,
+)
 from tests.drivers.test_fork import in_child
 from tests.servers import Server
 from tests.support import async_eventually, asyncio_test, eventually, lock_keys
@@ -85,9 +94,9 @@ def test_hand_overs_go_on_in_a_storm_of_lost_connections(
             inside.release()
             lease.release()
 
-    workers = [Background(lambda face=connect(url): work(face)) for _ in range(4)]
+    workers = [Background(partial(work, connect(url))) for _ in range(4)]
     while not all(worker.is_over() for worker in workers):
-        time.sleep(0.02)
+        time.sleep(0.03)
         if time.monotonic() < until:
             kill(admin)
         assert time.monotonic() < until + 20, "somebody hangs"
@@ -151,10 +160,9 @@ def test_closing_a_client_ends_its_waiters(connect: Any, url: str, admin: redis.
     holder, leaving, staying = connect(url), connect(url), connect(url)
     held = holder.lock("x", ttl=60).acquire(timeout=5)
     waiters = [acquire_later(leaving.lock("x", ttl=60), admin)]
-    waiters += [Background(lambda: leaving.lock("x", ttl=60).acquire(timeout=20)) for _ in range(5)]
+    waiters += [stand_in_line(leaving, leaving.lock("x", ttl=60)) for _ in range(5)]
     waiters += [acquire_later(leaving.lock("x", ttl=60, cohort=0), admin) for _ in range(2)]
     patient = acquire_later(staying.lock("x", ttl=60), admin)
-    time.sleep(0.1)
     closed_at = time.monotonic()
     closing = Background(lambda: close(leaving))
     check_all_were_told(waiters, closed_at)
@@ -169,8 +177,7 @@ def test_closing_a_client_ends_its_waiters(connect: Any, url: str, admin: redis.
 def test_closing_a_client_that_holds_ends_those_in_line(connect: Any, url: str, admin: redis.Redis) -> None:
     leaving = connect(url)
     lease = leaving.lock("x", ttl=60).acquire(timeout=5)
-    waiters = [Background(lambda: leaving.lock("x", ttl=60).acquire(timeout=20)) for _ in range(6)]
-    time.sleep(0.2)
+    waiters = [stand_in_line(leaving, leaving.lock("x", ttl=60)) for _ in range(6)]
     closed_at = time.monotonic()
     closing = Background(lambda: close(leaving))
     check_all_were_told(waiters, closed_at)

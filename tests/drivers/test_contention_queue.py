@@ -24,7 +24,6 @@ from tests.drivers.contention import (
     queued_pids,
 )
 from tests.proxy import Proxy
-from tests.servers import Server
 from tests.support import Script, async_eventually, asyncio_test, eventually, lock_keys
 
 # By design it is one and a half seconds, whatever the ttl.
@@ -79,29 +78,25 @@ def test_newcomers_do_not_barge_in(connect: Any, url: str, admin: redis.Redis) -
     lease.release()
 
 
-@pytest.mark.parametrize("kind", ["blocking", "asyncio"])
 @pytest.mark.parametrize("how", ["killed", "stopped", "cut off"])
 def test_dead_head_of_the_queue_is_passed_over(
-    client: holdfast.Client, server: Server, proxy: Proxy, admin: redis.Redis, how: str, kind: str
+    connect: Any, url: str, proxy: Proxy, admin: redis.Redis, how: str
 ) -> None:
     """However long its ttl."""
-    held = client.lock("x", ttl=600).acquire()
-    assert held
-    with Waiter(kind, proxy.url if how == "cut off" else server.url) as head:
+    held = connect(url).lock("x", ttl=600).acquire(timeout=5)
+    with Waiter(connect.kind, proxy.url if how == "cut off" else url) as head:
         head.queue_up(admin)
-        with holdfast.connect(server.url) as another:
-            follower = acquire_later(another.lock("x", ttl=600), admin)
-            if how == "cut off":
-                proxy.blackhole()
-            else:
-                head.process.send(signal.SIGKILL if how == "killed" else signal.SIGSTOP)
-            released_at = time.monotonic()
-            held.release()
-            lease = follower.outcome()
-            assert follower.ended_at - released_at < PASSED_OVER_WITHIN
-            assert lease is not None
-            assert lease.fence > held.fence
-            lease.release()
+        follower = acquire_later(connect(url).lock("x", ttl=600), admin)
+        if how == "cut off":
+            proxy.blackhole()
+        else:
+            head.process.send(signal.SIGKILL if how == "killed" else signal.SIGSTOP)
+        released_at = time.monotonic()
+        held.release()
+        lease = follower.outcome()
+        assert follower.ended_at - released_at < PASSED_OVER_WITHIN
+        assert lease.fence > held.fence
+        lease.release()
 
 
 def test_many_dead_heads_cost_no_more_than_one(client: holdfast.Client, url: str, admin: redis.Redis) -> None:
@@ -182,9 +177,8 @@ def test_waiter_that_gives_up_leaves_the_queue(connect: Any, url: str, admin: re
     assert lock_keys(admin) == []
 
 
-def test_waiter_that_gives_up_in_line_is_not_called(connect: Any, url: str, admin: redis.Redis) -> None:
+def test_waiter_that_gives_up_in_line_is_not_called(face: Any, admin: redis.Redis) -> None:
     """The same within one process."""
-    face = connect(url)
     held = face.lock("x", ttl=600).acquire(timeout=5)
     impatient = Background(lambda: face.lock("x", ttl=600).acquire(timeout=0.3))
     time.sleep(0.1)

@@ -174,7 +174,10 @@ class Run:
         left = None if until is None else until - now()
         patience = "" if left is None else f", at most {left:.3g} s"
         self._voice.say("waiting", f"waiting for lock {lock.name!r}{patience}", name=lock.name)
-        return lock.acquire(timeout=-1 if left is None else max(0.0, left))
+        lease = lock.acquire(timeout=-1 if left is None else max(0.0, left))
+        if lease is not None:
+            lease.extend(self._ttl)  # what a bell brings is ours for a moment only, and we judge by how much is left
+        return lease
 
     # Running the command --------------------------------------------------------------------------------------------
 

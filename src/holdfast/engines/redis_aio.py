@@ -209,6 +209,8 @@ class Engine:
             return client_closed(self.address)
         self._wire, self._known = wire, True
         self.drain()
+        if wire.lost and self.backlog:  # in the turn of the loop in which it was made, when it was nobody's yet
+            self._connect()
         return None
 
     def _failed(self, error: Exception) -> StepFailed:

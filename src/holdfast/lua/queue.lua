@@ -1,4 +1,5 @@
--- The queue of those who wait for one lock: what the steps that include this file share. It is no step by itself.
+-- The queue of those who wait for one lock: what the steps that include this file share. It has no ARGV and Returns
+-- nothing of its own. One step is always one whole file: the other, with this one in it.
 --
 -- KEYS, in every step: 1 the lock   2 the last fence given out for this name   3 the queue: tokens by time of arrival
 --                      4 the waiters: token -> when it was last seen, its grace, how long its fence is remembered,

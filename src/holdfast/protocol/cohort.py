@@ -35,6 +35,7 @@ __all__ = ["Cohorts", "Gate"]
 ENOUGH: Final = 0.8  # of its validity must be left for a hold to be passed on as it is
 
 _LEFT: Final = "left"
+_ARRIVED: Final[dict[None, object]] = {None: "arrived"}  # who had called it matters no more, and can be freed
 _LOSER: Final = "loser"
 _ENDER: Final = "ender"
 _NEVER: Final = float("inf")
@@ -67,7 +68,7 @@ class Cohorts:
 
     def sit_down(self, hold: Hold) -> bool:
         """Take the seat at once; False if one has to stand in line for it."""
-        if self.seats.setdefault(seat_of(hold), hold) is not hold:
+        if self.seats.setdefault(hold.seat, hold) is not hold:
             return False
         if hold.gate.setdefault(None, hold) is hold:
             return True
@@ -75,8 +76,8 @@ class Cohorts:
         return False
 
     def stand_in_line(self, hold: Hold, until: float | None) -> Effects[float | None]:
-        """Come to sit, by that time (None: whenever); when it did, or None. It may have been passed the hold as well."""
-        seat = seat_of(hold)
+        """Come to sit, by that time (None: whenever); when it did, or None. It may have been passed a hold as well."""
+        seat = hold.seat
         bell = hold.bell = self.new_bell()
         hold.seated = False
         hold.fate = {}
@@ -88,6 +89,7 @@ class Cohorts:
             now = yield from wait(bell, _NEVER if until is None or hold.fate else until)
             if hold.fate and self.seats.get(seat) is hold:
                 hold.seated = True
+                hold.fate = _ARRIVED
                 hold.gate[None] = hold
                 return now
             if until is not None and now >= until and self._step_out(seat, hold):
@@ -110,7 +112,7 @@ class Cohorts:
 
     def withdraw(self, hold: Hold) -> Effects[None]:
         """Interrupted: leave the line; or, called at that very moment, sit down, so as to get up in good order."""
-        seat = seat_of(hold)
+        seat = hold.seat
         if hold.seated or self._step_out(seat, hold):
             return
         while self.seats.get(seat) is not hold:
@@ -139,7 +141,7 @@ class Cohorts:
 
     def vacate(self, hold: Hold, party: str = _ENDER) -> None:
         """Get up from the seat, if it sits there, and call the next. It may be lost and given back at the same time."""
-        seat = seat_of(hold)
+        seat = hold.seat
         if self._vacating.setdefault(hold, party) is not party:
             return
         if self.seats.get(seat) is hold:
@@ -167,7 +169,7 @@ class Cohorts:
 
     def first_in_line(self, hold: Hold) -> Hold | None:
         """To whom this hold could be passed on."""
-        line = self.lines.get(seat_of(hold))
+        line = self.lines.get(hold.seat)
         return _first(line, hold) if line else None
 
     def pass_on(self, hold: Hold, heir: Hold, book: Book, now: float) -> bool:
@@ -177,7 +179,7 @@ class Cohorts:
         """
         if hold.heir is None and not (may_inherit(heir, hold, now) and self._call(heir, hold)):
             return False
-        if self.seats.get(seat_of(hold)) is hold:
+        if self.seats.get(hold.seat) is hold:
             heir.inherit(hold, now)
             book.take_over(heir, hold)
         self._give_up_seat(hold, heir)
@@ -191,7 +193,7 @@ class Cohorts:
         heir = hold.heir or self.first_in_line(hold)
         if heir is None or (hold.heir is None and not (may_follow(heir, hold) and self._call(heir, hold))):
             return False
-        if self.seats.get(seat_of(hold)) is hold:
+        if self.seats.get(hold.seat) is hold:
             heir.follow(hold)
         self._give_up_seat(hold, heir)
         return True
@@ -207,16 +209,15 @@ class Cohorts:
         return True
 
     def _give_up_seat(self, hold: Hold, heir: Hold) -> None:
-        seat = seat_of(hold)
+        seat = hold.seat
         if self.seats.get(seat) is hold:
             hold.phase = ENDED
-            if hold.gate.get(None) is hold:
-                hold.gate.pop(None, None)
+            hold.gate.pop(None, None)  # it is ours: whoever sits has passed the gate
             self.seats[seat] = heir  # from here on it is the heir's
         self._vacating.pop(hold, None)
-        assert heir.bell is not None
-        heir.bell.ring()
         _drop(self.lines.get(seat), heir)
+        assert heir.bell is not None
+        heir.bell.ring()  # and last, for now there is somebody else who wants to go on
 
     def forget(self) -> None:
         """In a forked child, or a new event loop: whoever sat or stood here is not in this process."""
@@ -225,13 +226,14 @@ class Cohorts:
         self._vacating.clear()
 
 
-def seat_of(hold: Hold) -> Hashable:
-    return hold.keys.main if hold.terms.cohort else hold.gate
-
-
 def may_inherit(heir: Hold, hold: Hold, now: float) -> bool:
     """Whether a pass would give the heir what a grant gives: its own label, its own ttl, and neither less nor more."""
-    return _may_go_on(heir, hold, now) and _least(heir, hold) <= hold.lasts - now <= heir.terms.trust
+    if hold.passes <= 0 or now >= hold.stint_ends or hold.doubtful:
+        return False
+    terms = heir.terms
+    if terms is not hold.terms and terms.label != hold.terms.label:
+        return False
+    return _least(heir, hold) <= hold.lasts - now <= terms.trust
 
 
 def may_follow(heir: Hold, hold: Hold) -> bool:
@@ -241,11 +243,9 @@ def may_follow(heir: Hold, hold: Hold) -> bool:
 
 def wants_renewal(heir: Hold, hold: Hold, now: float) -> bool:
     """Whether it could be passed on if only it lasted longer."""
-    return _may_go_on(heir, hold, now) and hold.lasts - now < _least(heir, hold)
-
-
-def _may_go_on(heir: Hold, hold: Hold, now: float) -> bool:
-    return hold.passes > 0 and now < hold.stint_ends and not hold.doubtful and heir.terms.label == hold.terms.label
+    return hold.lasts - now < _least(heir, hold) and (
+        hold.passes > 0 and now < hold.stint_ends and not hold.doubtful and heir.terms.label == hold.terms.label
+    )
 
 
 def _least(heir: Hold, hold: Hold) -> float:
@@ -260,7 +260,7 @@ def _first(line: deque[Hold], by: Hold) -> Hold | None:
             first = line[0]
         except IndexError:
             return None
-        if _may_sit(first, by):
+        if (not first.fate and not first.gate) or _may_sit(first, by):
             return first
         if first.lined:
             return next((hold for hold in list(line) if _may_sit(hold, by)), None)

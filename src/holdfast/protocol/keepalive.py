@@ -4,8 +4,8 @@ Invariant. A hold in the book is renewed once a third of its ttl is over, as lon
 takes it out of the book (``leave`` succeeds for exactly one caller) ends it, and from then on no renewal of it is
 sent and no reply to one is heeded. A hold whose deadline passes is told so.
 
-The first renewal comes a tenth of a second after the grant. It claims in full what a bell has granted for one grace
-only, and from then on the server tells us if anybody else writes the key; such a push is a hint, and answered by the
+The first renewal comes a tenth of a second after the grant, or sooner to claim in full what a bell granted for a grace
+only. From then on the server tells us if anybody else writes the key; such a push is a hint, and answered by the
 same renewal, which finds out. So short holds pay nothing, and the loss of others is known in milliseconds.
 
 What is due together is sent together: a round renews all that is due now or soon, so that the rounds of ten thousand

@@ -225,8 +225,10 @@ class BaseLock(Generic[L]):
                 yield from release_lease(lease)
             raise
         finally:
-            if entered in self._entered:
-                self._entered.remove(entered)
+            try:
+                self._entered.remove(entered)  # type: ignore[arg-type]
+            except ValueError:
+                pass  # there was none, or an interrupt has brought us here twice
 
     def _find_entered(self, me: Hashable) -> tuple[Hashable, L, Any]:
         """What this ``with`` obtained. It may be left in another thread or task than it was entered in (a generator
@@ -246,20 +248,23 @@ class BaseLock(Generic[L]):
 
 def release_lease(lease: BaseLease) -> Effects[None]:
     hold = lease._hold
+    driver: Driver = lease._driver
+    book, cohorts = driver.book, driver.cohorts
     if not hold.mine:
         raise LeaseLost(hold.name, hold.fence, hold.reason)
-    book: Book = lease._driver.book
-    cohorts: Cohorts = lease._driver.cohorts
     if hold not in book.holds:
         raise NotHeld(hold.name)
     ours = True
     try:
+        now = yield from clock()
         ours = book.leave(hold)
         if not ours:  # two released it at once, and the other was first
             raise NotHeld(hold.name)
         heir = cohorts.first_in_line(hold) if cohorts.lines else None
-        if heir is None or not (yield from _pass_on(hold, heir, cohorts, book)):
-            yield from mutex.release(hold)
+        if heir is not None and wants_renewal(heir, hold, now):
+            now = yield from _renew_for(heir, hold, now)
+        if heir is None or not hold.valid(now) or not cohorts.pass_on(hold, heir, book, now):
+            yield from mutex.release(hold, now)
     except STOPPED:
         if hold.heir is not None:  # interrupted on the way to the next holder: it is theirs already
             cohorts.pass_on(hold, hold.heir, book, (yield from clock()))
@@ -280,20 +285,15 @@ def release_lease(lease: BaseLease) -> Effects[None]:
                     bell.ring()
 
 
-def _pass_on(hold: Hold, heir: Hold, cohorts: Cohorts, book: Book) -> Effects[bool]:
-    """Let the next in line of this process have it, without the server; whether that could be."""
-    now = yield from clock()
-    if not hold.valid(now):
-        return False
-    if wants_renewal(heir, hold, now):
-        try:
-            if (yield from call(mutex.renew_step(hold, heir.terms.ttl), hold.terms.resend_after, shielded=True)) == 1:
-                hold.prolong(heir.terms.ttl, now)
-                hold.claimed = True
-        except StepFailed:
-            return False
-        now = yield from clock()
-    return cohorts.pass_on(hold, heir, book, now)
+def _renew_for(heir: Hold, hold: Hold, now: float) -> Effects[float]:
+    """What is passed on should last as long as the heir has asked for. If that cannot be had, the server decides."""
+    try:
+        if (yield from call(mutex.renew_step(hold, heir.terms.ttl), hold.terms.resend_after, shielded=True)) == 1:
+            hold.prolong(heir.terms.ttl, now)
+            hold.claimed = True
+    except StepFailed:
+        pass
+    return (yield from clock())
 
 
 def extend_lease(lease: BaseLease, seconds: float) -> Effects[None]:

@@ -260,11 +260,10 @@ def settle(hold: Hold) -> Effects[None]:
         yield from entrust(hold)
 
 
-def release(hold: Hold) -> Effects[None]:
+def release(hold: Hold, now: float) -> Effects[None]:
     """Give it back. The hold is over whatever comes of it; LeaseLost if it was over before."""
     lost = ""
     try:
-        now = yield from clock()
         lost = hold.why_lost(now)
         hold.phase = ENDED
         freed, certain = yield from _free(hold, now)
