@@ -19,6 +19,7 @@ __all__ = [
     "Waiter",
     "acquire_later",
     "check_nobody_queues",
+    "next_served",
     "queue_of",
     "queued_pids",
     "seen_of",
@@ -102,6 +103,14 @@ def stand_in_line(face: Any, lock: Any) -> Background[Any]:
     waiter = Background(lambda: lock.acquire(timeout=20))
     eventually(lambda: sum(map(len, list(lines.values()))) == before + 1, 5.0, "it stands in line")
     return waiter
+
+
+def next_served(waiters: list[Background[Any]], timeout: float = 5.0) -> Background[Any]:
+    """Whoever of them is served next, whoever that is; it is taken out of the list."""
+    served = eventually(lambda: next((waiter for waiter in waiters if waiter.is_over()), None), timeout, "served")
+    assert served is not None
+    waiters.remove(served)
+    return served
 
 
 class OldServer(Server):

@@ -13,7 +13,15 @@ import redis
 
 import holdfast
 import holdfast.aio
-from tests.drivers.contention import SOON, Background, acquire_later, check_nobody_queues, queue_of, stand_in_line
+from tests.drivers.contention import (
+    SOON,
+    Background,
+    acquire_later,
+    check_nobody_queues,
+    next_served,
+    queue_of,
+    stand_in_line,
+)
 from tests.support import asyncio_test, connections_of, eventually, lock_keys
 
 
@@ -286,9 +294,7 @@ def test_line_stands_behind_those_who_came_before_in_the_queue(connect: Any, url
     lease.release()
     fences = [lease.fence]
     while in_line:
-        served = eventually(lambda: next((waiter for waiter in in_line if waiter.is_over()), None))
-        in_line.remove(served)
-        lease = served.outcome()
+        lease = next_served(in_line).outcome()
         fences.append(lease.fence)
         lease.release()
     assert fences == sorted(set(fences))

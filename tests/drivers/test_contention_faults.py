@@ -20,6 +20,7 @@ from tests.drivers.contention import (
     Background,
     acquire_later,
     check_nobody_queues,
+    next_served,
     queue_of,
     queued_pids,
     stand_in_line,
@@ -46,16 +47,17 @@ def kill_all(admin: redis.Redis) -> None:
 def test_waiters_survive_the_loss_of_their_connections(
     connect: Any, url: str, admin: redis.Redis, kill: Callable[[redis.Redis], None], pause: float
 ) -> None:
-    """Whether the release comes before they listen again, or after."""
+    """Whether the release comes before they listen again, or after. Whoever does so first may be served first."""
     held = connect(url).lock("x", ttl=60).acquire(timeout=5)
     waiters = [acquire_later(connect(url).lock("x", ttl=60), admin) for _ in range(3)]
     kill(admin)
     time.sleep(pause)
-    for waiter in waiters:
+    while waiters:
         released_at = time.monotonic()
         held.release()
-        held = waiter.outcome()
+        waiter = next_served(waiters)
         assert waiter.ended_at - released_at < 0.5 + SOON
+        held = waiter.outcome()
     held.release()
     check_nobody_queues(admin)
     assert lock_keys(admin) == []
@@ -112,10 +114,8 @@ def test_server_that_is_restarted_empty_while_they_wait(connect: Any) -> None:
         waiters = [acquire_later(connect(server.url).lock("x", ttl=60), server.client()) for _ in range(3)]
         server.restart()
         fences = []
-        for _ in waiters:
-            first = eventually(lambda: next((waiter for waiter in waiters if waiter.is_over()), None), 5.0, "served")
-            waiters.remove(first)
-            lease = first.outcome()
+        while waiters:
+            lease = next_served(waiters).outcome()
             fences.append(lease.fence)
             lease.release()
         assert fences == sorted(set(fences))
@@ -131,11 +131,12 @@ def test_server_that_hangs_while_they_wait(connect: Any, server: Server, url: st
     time.sleep(0.7)
     server.resume()
     assert held.held
-    for waiter in waiters:
+    while waiters:
         released_at = time.monotonic()
         held.release()
-        held = waiter.outcome()
+        waiter = next_served(waiters)
         assert waiter.ended_at - released_at < 0.5 + SOON
+        held = waiter.outcome()
     held.release()
 
 
@@ -210,11 +211,7 @@ def test_fork_while_threads_wait(client: holdfast.Client, url: str, admin: redis
         in_child(work)
         held.release()
         while waiters:
-            served = eventually(lambda: next((waiter for waiter in waiters if waiter.is_over()), None))
-            waiters.remove(served)
-            lease = served.outcome()
-            assert lease
-            lease.release()
+            next_served(waiters).outcome().release()
         check_nobody_queues(admin)
 
 

@@ -1,15 +1,20 @@
 """The atomic steps: one .lua file each, known by name and by SHA-1.
 
-A file that begins with ``-- include other.lua`` comes after the text of that other, which is no step by itself.
+A line ``-- include other.lua`` stands for the text of that other file, which is no step by itself. It comes no sooner
+than it is needed: what a script defines costs time each time it runs.
 """
 
 from __future__ import annotations
 
+import re
 from hashlib import sha1
 from importlib.resources import files
 from typing import Final, NamedTuple
 
 __all__ = ["SCRIPTS", "Script"]
+
+
+_INCLUDE: Final = re.compile(r"^-- include (\w+\.lua)$", re.MULTILINE)
 
 
 class Script(NamedTuple):
@@ -18,18 +23,13 @@ class Script(NamedTuple):
 
 
 def _read() -> dict[str, Script]:
-    sources = {file.name: file.read_bytes() for file in files(__name__).iterdir() if file.name.endswith(".lua")}
-    included = set()
+    sources = {file.name: file.read_text() for file in files(__name__).iterdir() if file.name.endswith(".lua")}
+    included = {name for source in sources.values() for name in _INCLUDE.findall(source)}
     scripts = {}
-    for name, source in sources.items():
-        first = source.split(b"\n", 1)[0].decode()
-        whole = source
-        if first.startswith("-- include "):
-            shared = first.removeprefix("-- include ")
-            included.add(shared.removesuffix(".lua"))
-            whole = sources[shared] + b"\n" + source
+    for name in sources.keys() - included:
+        whole = _INCLUDE.sub(lambda line: sources[line[1]], sources[name]).encode()
         scripts[name.removesuffix(".lua")] = Script(whole, sha1(whole).hexdigest().encode())
-    return {name: script for name, script in scripts.items() if name not in included}
+    return scripts
 
 
 SCRIPTS: Final = _read()

@@ -1,5 +1,3 @@
--- include queue.lua
---
 -- Give up: the lock if it is ours, the place in its queue, and whatever may still be on its way.
 --
 -- KEYS 1 the lock   2 the last fence   3 the queue   4 its waiters
@@ -11,6 +9,9 @@
 --
 -- One step, because an acquire that arrives in the middle would leave a key that nobody believes in, and because a
 -- grant that was rung for us must go on to the next. It frees before it allocates, so that it works on a full server too.
+
+-- include fence.lua
+-- include queue.lua
 
 local freed = 0
 local owner = redis.call('GET', KEYS[1])

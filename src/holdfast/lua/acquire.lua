@@ -1,5 +1,3 @@
--- include queue.lua
---
 -- Take the lock, or take a place in its queue and say for how long it is still held.
 --
 -- KEYS 1 the lock: exactly the user's name, a plain string holding the owner's token
@@ -19,9 +17,19 @@
 -- while nobody else writes, and because a place in the queue must be taken before the holder can look for the next.
 -- A resent acquire finds its own token, or its own place, so a lost reply costs nothing.
 
+-- include fence.lua
+
 read_time()
-local free_in_ms
+-- All that could fail comes before the first write, because what a script has written stays written.
+local last = redis.call('GET', KEYS[2])
 local contended = redis.call('EXISTS', KEYS[5], KEYS[3]) > 0
+if not contended and redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2]) then
+  return mint(last, ARGV[4], ARGV[3])
+end
+
+-- include queue.lua
+
+local free_in_ms
 if contended then
   if redis.call('EXISTS', KEYS[5]) == 1 then
     return {-1, 0}
@@ -33,23 +41,21 @@ if contended then
       free_in_ms = math.ceil((free_until - now) / 1000) -- first comes the moment of those who only poll
     elseif first and first ~= ARGV[1] then
       grant_next()
+      last = redis.call('GET', KEYS[2])
     end
   end
 end
 
 if not free_in_ms then
-  -- All that could fail comes before the first write, because what a script has written stays written.
-  local last = redis.call('GET', KEYS[2])
-  if redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2]) then
-    if contended then
-      strike_off(ARGV[1])
-    end
-    return mint(last, ARGV[4], ARGV[3])
-  elseif redis.call('GET', KEYS[1]) == ARGV[1] then
+  local granted = redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2])
+  if not granted and redis.call('GET', KEYS[1]) == ARGV[1] then
+    granted = true
     -- This may be the first of two requests, arriving late, after its holder has asked for more: never make it shorter.
     if redis.call('PTTL', KEYS[1]) < tonumber(ARGV[2]) then
       redis.call('PEXPIRE', KEYS[1], ARGV[2])
     end
+  end
+  if granted then
     strike_off(ARGV[1])
     return mint(last, ARGV[4], ARGV[3])
   end

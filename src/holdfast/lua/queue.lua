@@ -13,29 +13,6 @@ local PRESENCE_US = 1100000
 local OPEN_US = 20000 -- the longest that a lock is left free for those who only poll: a twentieth of the time before,
 local SHUT_US = 50000 -- which is at least this, and up to twice that more by the dice of the clock
 
-local now_us, now
-
-local function read_time()
-  local time = redis.call('TIME')
-  now_us = time[1] .. string.sub('00000' .. time[2], -6)
-  now = tonumber(now_us)
-end
-
--- The next fence, at least the time in microseconds, remembered with those set aside after it. The clock keeps fences
--- rising where a restart or failover has lost the counter; the counter where the clock stands still or steps back. A
--- double is exact up to the year 2255.
-local function mint(last, fences, retention_ms)
-  local fence = now_us
-  local ahead_us = 0
-  if last and tonumber(last) >= now then
-    fence = string.format('%.0f', last + 1)
-    ahead_us = fence - now
-  end
-  local upto = fences == '1' and fence or string.format('%.0f', fence + fences - 1)
-  redis.call('SET', KEYS[2], upto, 'PX', string.format('%.0f', retention_ms + math.ceil(ahead_us / 1000)))
-  return fence
-end
-
 local function strike_off(token)
   redis.call('ZREM', KEYS[3], token)
   redis.call('HDEL', KEYS[4], token)

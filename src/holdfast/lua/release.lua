@@ -1,5 +1,3 @@
--- include queue.lua
---
 -- Give the lock back, if it is still ours: to the waiter who is next, if there is one.
 --
 -- KEYS 1 the lock   2 the last fence   3 the queue   4 its waiters
@@ -16,8 +14,13 @@ if owner ~= ARGV[1] then
   return owner and -1 or 0
 end
 redis.call('DEL', KEYS[1])
-if redis.call('EXISTS', KEYS[3]) == 1 then
-  read_time()
-  free_or_grant()
+if redis.call('EXISTS', KEYS[3]) == 0 then
+  return 1
 end
+
+-- include fence.lua
+-- include queue.lua
+
+read_time()
+free_or_grant()
 return 1

@@ -24,7 +24,7 @@ from collections import deque
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Final
 
-from holdfast.lease import ENDED, Hold
+from holdfast.lease import ENDED, LOST, Hold
 from holdfast.protocol.effects import Bell, Effects, clock, wait
 
 if TYPE_CHECKING:
@@ -87,13 +87,20 @@ class Cohorts:
             self._call_next(seat, hold)
         while True:
             now = yield from wait(bell, _NEVER if until is None or hold.fate else until)
-            if hold.fate and self.seats.get(seat) is hold:
-                hold.seated = True
-                hold.fate = _ARRIVED
-                hold.gate[None] = hold
+            if hold.fate and self._arrives(hold):
                 return now
             if until is not None and now >= until and self._step_out(seat, hold):
                 return None
+
+    def _arrives(self, hold: Hold) -> bool:
+        """Whether it was given the seat. What was passed on to it may have been lost before it could sit down."""
+        if self.seats.get(hold.seat) is hold:
+            hold.gate[None] = hold
+        elif hold.phase is not LOST:
+            return False
+        hold.fate = _ARRIVED
+        hold.seated = True
+        return True
 
     def _queue_up(self, seat: Hashable, hold: Hold) -> None:
         while True:
@@ -115,10 +122,8 @@ class Cohorts:
         seat = hold.seat
         if hold.seated or self._step_out(seat, hold):
             return
-        while self.seats.get(seat) is not hold:
+        while not self._arrives(hold):
             yield from wait(hold.bell, (yield from clock()) + 0.01)
-        hold.seated = True
-        hold.gate[None] = hold
 
     def _call_next(self, seat: Hashable, by: Hold) -> None:
         """If the seat is empty, call the first in line who may sit there."""
