@@ -50,7 +50,7 @@ class ServerSeen(NamedTuple):
 
 def count_batches(client: holdfast.Client) -> Callable[[], int]:
     """How many batches the keeper has sent since, which the server cannot tell: it sees single renewals."""
-    engine = client._driver._keepers_engine
+    engine = client._driver.wire
     send = engine.call_each
     sent = 0
 

@@ -39,11 +39,14 @@ class Switchboard:
         self._book = book
 
     def enlist(self, hold: Hold) -> str:
-        """Let bells for this hold find it. On which channel they should be rung; empty as long as nobody listens."""
+        """Let bells for this hold find it. On which channel they should be rung; empty as long as nobody listens.
+
+        Who is in the queue already keeps its place while the listener is away.
+        """
         if self.armed:
             self.waiting[hold.token] = hold
             return self.channel
-        return mutex.MUTE if self.mute else ""
+        return mutex.MUTE if self.mute or hold.queued else ""
 
     def dismiss(self, hold: Hold) -> None:
         """It waits no longer."""
