@@ -29,6 +29,7 @@ MAY_IMPORT = {
     "blocking": {"drivers", "engines", "errors", "face", "lease", "options", "protocol"},
     "aio": {"drivers", "engines", "errors", "face", "lease", "options", "protocol"},
     "lab": {"errors", "lease", "lua", "names", "protocol"},
+    "__main__": {"cli"},
     "cli": {"aio", "blocking", "drivers", "errors", "lab", "options", "url", "__init__"},
     "__init__": {"blocking", "errors"},
 }

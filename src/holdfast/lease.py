@@ -221,9 +221,8 @@ class Hold:
         if self.deadline >= self.ends:
             return f"it was held for its max_hold of {self.terms.max_hold:g} s"
         if not self.claimed:
-            return (
-                f"it was not claimed within {self.terms.grace_ms / 1000:g} s of its grant: was this process too busy?"
-            )
+            grace = self.terms.grace_ms / 1000
+            return f"it was not claimed within {grace:g} s of its grant, because this process was stopped or too busy"
         if not self.terms.renew:
             return f"its ttl of {self.terms.ttl:g} s ran out, and it is not renewed (renew=False)"
         return f"its ttl of {self.terms.ttl:g} s ran out before it could be renewed"

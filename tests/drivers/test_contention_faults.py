@@ -120,6 +120,7 @@ def test_server_that_is_restarted_empty_while_they_wait(connect: Any) -> None:
             lease.release()
         assert fences == sorted(set(fences))
         assert fences[0] > held.fence, "although the server has forgotten that one"
+        assert held.lost.wait(1.0 + SOON), "long before its renewal is due"
         with pytest.raises(holdfast.LeaseLost):
             held.release()
 

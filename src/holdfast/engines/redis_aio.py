@@ -26,7 +26,7 @@ from typing import Any, Final
 
 from holdfast.engines.redis_aio_wire import PUSH, Reply, Request, Wire
 from holdfast.engines.target import Target
-from holdfast.engines.wire import Op, client_closed, connect_failure, lost_connection, silence
+from holdfast.engines.wire import Op, client_closed, complain_of_mute, connect_failure, lost_connection, silence
 from holdfast.protocol.bells import Switchboard
 from holdfast.protocol.effects import Command, StepFailed
 
@@ -371,12 +371,7 @@ class Engine:
     def _warn(self) -> None:
         if not self._warned:
             self._warned = True
-            log.warning(
-                "%s does not let this user listen, so those who wait for a lock poll instead of being woken; "
-                "that takes the permissions +subscribe and &%s:*",
-                self.address,
-                self.board.channel.rpartition(":")[0],
-            )
+            complain_of_mute(self.address, self.board.channel)
 
     async def _rearm(self) -> None:
         """Listen again, as soon as that is possible, for as long as anybody needs it."""

@@ -31,6 +31,7 @@ from holdfast.engines.target import Target
 from holdfast.engines.wire import (
     Op,
     client_closed,
+    complain_of_mute,
     connect_failure,
     is_elsewhere,
     is_noscript,
@@ -439,9 +440,4 @@ class Wire:
     def _complain(self) -> None:
         if not self._complained:
             self._complained = True
-            log.warning(
-                "%s does not let this user subscribe, so waiters poll instead of being woken. "
-                "It takes +subscribe, and the channels &%s*",
-                self.address,
-                self._board.channel.rpartition(":")[0] + ":",
-            )
+            complain_of_mute(self.address, self._board.channel)

@@ -6,6 +6,8 @@ means that nothing was done, so the engine sends the same step again with the so
 
 from __future__ import annotations
 
+import logging
+import re
 import socket
 from collections.abc import Callable
 from typing import Any, Final
@@ -20,6 +22,7 @@ from holdfast.protocol.effects import Command, Step, StepFailed
 __all__ = [
     "Op",
     "client_closed",
+    "complain_of_mute",
     "connect_failure",
     "is_elsewhere",
     "is_noscript",
@@ -28,6 +31,8 @@ __all__ = [
     "refusal",
     "silence",
 ]
+
+log = logging.getLogger("holdfast")
 
 Op = Step | Command
 
@@ -92,6 +97,8 @@ def refusal(reply: Exception, address: str) -> StepFailed:
     if "unauthenticated" in text:  # a request of more than ten words is not even read before there was a password
         code = "NOAUTH"
     what, advice = _PASSING.get(code) or _LASTING.get(code) or (f"it answered {code}", "See the cause")
+    if code == "NOPERM" and (command := re.search(r"run the '([\w|-]+)'", text)):
+        what = f"this user may not use {command[1].upper()}"
     # An answer that we do not know may come from the middle of a script, so what was written before it counts.
     known = code in _PASSING or code in _LASTING
     return _failed(Unavailable({address: what}, advice), reply, sent=not known, retry=code in _PASSING)
@@ -159,6 +166,16 @@ def _why_no_connection(cause: BaseException, text: str) -> tuple[str, str]:
     return (
         f"no connection came about ({type(cause).__name__})",
         "Check host and port, and that the server runs",
+    )
+
+
+def complain_of_mute(address: str, channel: str) -> None:
+    """Once per client: bells cannot be heard, and what to do about it."""
+    log.warning(
+        "%s does not let this user subscribe, so waiters poll instead of being woken. It takes +subscribe, and the "
+        "channels &%s:*",
+        address,
+        channel.rpartition(":")[0],
     )
 
 

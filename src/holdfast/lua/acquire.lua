@@ -35,7 +35,7 @@ if contended then
     return {-1, 0}
   end
   if redis.call('EXISTS', KEYS[1]) == 0 then
-    local free_until = tonumber(redis.call('HGET', KEYS[4], '') or 0)
+    local free_until = last_free()
     local first = head()
     if free_until > now and free_until - now <= OPEN_US then
       free_in_ms = math.ceil((free_until - now) / 1000) -- first comes the moment of those who only poll

@@ -4,14 +4,25 @@
 -- KEYS, in every step: 1 the lock   2 the last fence given out for this name   3 the queue: tokens by time of arrival
 --                      4 the waiters: token -> when it was last seen, its grace, how long its fence is remembered,
 --                        how many fences it wants, the channel of its bell ('-': it has none and asks again by itself);
---                        and '' -> until when the lock was last left free for those who only poll
+--                        and '' -> until when the lock was last left free for those who only poll, and how often it
+--                        was granted since
 --
 -- Time is the server's, read once a step. A waiter shows that it lives by asking again every half second. One that
 -- has missed two of these is struck off.
 
 local PRESENCE_US = 1100000
-local OPEN_US = 20000 -- the longest that a lock is left free for those who only poll: a twentieth of the time before,
-local SHUT_US = 50000 -- which is at least this, and up to twice that more by the dice of the clock
+
+-- A lock that is always written over to the next would never be free for those who only poll. So now and then it is left
+-- free for a moment: a twentieth of the time since the last such moment, but no longer than it takes the slowest of them
+-- to come by (redis-py polls every 100 ms). Not in every hand-over, for most should be quick; and not in step with anybody.
+local OPEN_US = 100000
+local SHUT_US = 50000 -- at least so much lies between two, and up to twice that more by the dice of the clock,
+local GRANTS = 8 -- and so many grants
+
+local function last_free()
+  local free_until, grants = string.match(redis.call('HGET', KEYS[4], '') or '', '^(%d+) (%d+)$')
+  return tonumber(free_until or 0), tonumber(grants or 0)
+end
 
 local function strike_off(token)
   redis.call('ZREM', KEYS[3], token)
@@ -72,21 +83,22 @@ local function grant_next()
   ring(channel, token, fence, grace_ms)
 end
 
--- A lock that is always written over would never be free for those who only poll. So now and then it is left free for
--- a moment: then whoever is next is told to come and ask once that is over.
+-- What becomes of a lock that was given back: it is left free for a moment, and whoever is next is told to come and ask
+-- when that is over; or it is granted.
 local function free_or_grant()
   local token, entry = head()
   if not token then
     return
   end
-  local free_until = tonumber(redis.call('HGET', KEYS[4], '') or 0)
+  local free_until, grants = last_free()
   if free_until == 0 then
-    redis.call('HSET', KEYS[4], '', now_us)
-  elseif now >= free_until + SHUT_US + free_until % (2 * SHUT_US) then
+    free_until = now
+  elseif grants >= GRANTS and now >= free_until + SHUT_US + free_until % (2 * SHUT_US) then
     local open_us = math.min(OPEN_US, math.max(5000, math.floor((now - free_until) / 20)))
-    redis.call('HSET', KEYS[4], '', string.format('%.0f', now + open_us))
+    redis.call('HSET', KEYS[4], '', string.format('%.0f 0', now + open_us))
     ring(string.match(entry, '(%S+)$'), token, 0, math.ceil(open_us / 1000))
     return
   end
+  redis.call('HSET', KEYS[4], '', string.format('%.0f %d', free_until, grants + 1))
   grant_next()
 end

@@ -14,7 +14,7 @@ from collections.abc import Hashable
 from typing import Any, Generic, Protocol, TypeVar
 
 from holdfast.errors import AcquireTimeout, HoldfastError, LeaseLost, NotHeld, Unavailable
-from holdfast.lease import ENDED, BaseLease, Hold, Terms
+from holdfast.lease import ENDED, HELD, BaseLease, Hold, Terms
 from holdfast.names import Keys
 from holdfast.protocol import mutex
 from holdfast.protocol.bells import Switchboard
@@ -191,7 +191,10 @@ class BaseLock(Generic[L]):
     def _why_not(self, now: float) -> str:
         """Why it could not be had; empty if somebody else has it."""
         if self._lease is None or self._lease._hold.phase is ENDED:
-            return ""
+            holder = self._driver.cohorts.seats.get(self._keys.main)
+            if holder is None or holder.phase is not HELD:
+                return ""
+            return "another Lock object of this client holds it. Nested by mistake? Pass the lease down instead"
         if self._lease._hold.why_lost(now):
             return "the last lease of this Lock object was lost. Call its release(), which says so, and start again"
         return "this very Lock object holds it, and it is not reentrant. Nested by mistake? Give each holder its own"
