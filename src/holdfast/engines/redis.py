@@ -39,7 +39,7 @@ _STALE_AFTER: Final = 1.0  # a line that rested so long is looked at before it i
 _MOST_RESTING: Final = 64
 _ALWAYS_FITS: Final = 16_384  # bytes that the kernel takes without waiting for the server; a batch may be more
 
-_LOOKS: Final = 40  # a microsecond or two each
+_LOOKS: Final = 100  # a microsecond or two each
 _HOPE: Final = 4  # looking has failed so often in a row: it does not pay here
 _PAUSE: Final = 64  # so many replies are waited for without looking, before it is tried again
 _give_way: Final = getattr(os, "sched_yield", lambda: None)  # the server may need this very core
