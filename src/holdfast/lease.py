@@ -172,6 +172,8 @@ class Hold:
         self.stint_ends = giver.stint_ends
         self.claimed = giver.claimed
         self.look_at = giver.look_at
+        if giver.look_at == _NEVER:  # the keeper has looked, or is at it, and what it finds is for the giver
+            self.look_at = now + (LOOK_AFTER if giver.claimed else CLAIM_AFTER)
         self._begin(giver.fence + 1, now, giver.lasts)
 
     def follow(self, other: Hold) -> None:

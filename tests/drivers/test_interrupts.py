@@ -326,7 +326,9 @@ def test_interrupt_after_every_single_bytecode_leaves_no_key(server: Server, ste
 
 
 # The same with another thread of the process before or behind the interrupted one, so that the lease is passed on.
-EVERY_MOMENT_IN_LINE = EVERY_MOMENT[: EVERY_MOMENT.index("client = holdfast.connect(url)")] + """
+EVERY_MOMENT_IN_LINE = (
+    EVERY_MOMENT[: EVERY_MOMENT.index("client = holdfast.connect(url)")]
+    + """
 import threading
 client = holdfast.connect(url)
 with client.lock("x"):
@@ -404,6 +406,7 @@ for orphan in orphans:
     say(orphan.rpartition("/holdfast/")[2], "in", orphan[:40])
 client.close()
 """
+)
 
 
 @pytest.mark.parametrize("step", ["acquire", "release"])

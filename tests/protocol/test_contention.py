@@ -425,6 +425,75 @@ def test_the_local_waiters_of_a_holder_that_was_robbed_do_not_wait_for_its_body(
     assert gotten
 
 
+def test_a_lost_lease_occupies_its_object_also_for_those_who_waited_already() -> None:
+    play = Play(seed=1)
+    client, other = play.client("one"), play.client("two")
+    shared = client.lock("a", ttl=30)
+    gotten: list[str] = []
+
+    async def hold() -> None:
+        lease = await shared.acquire()
+        await play.sleep(client, 1.0)
+        assert lease is not None
+        with pytest.raises(holdfast.LeaseLost):
+            await shared.release()
+
+    async def wait(lock: holdfast.aio.Lock, name: str) -> None:
+        lease = await lock.acquire()
+        assert lease is not None
+        gotten.append(name)
+        await lease.release()
+
+    holder = play.start(client, hold())
+    play.run(0.2)
+    same = play.start(client, wait(shared, "the same object"))
+    play.start(client, wait(client.lock("a", ttl=30), "another object"))
+    play.start(other, wait(other.lock("a", ttl=30), "another machine"))
+    play.run(0.2)
+    foreign(play, "DEL", "a")
+    play.run(0.3)
+    assert sorted(gotten) == ["another machine", "another object"]
+    play.run(1.0)
+    holder.outcome()
+    same.outcome()
+    assert len(gotten) == 3
+
+
+@pytest.mark.parametrize("fault", ["lost", "reply_lost"])
+def test_a_claim_that_goes_wrong_is_made_again_before_the_grace_is_over(fault: str) -> None:
+    play = Play(seed=1)
+    one, two = play.client("one"), play.client("two")
+    play.start(one, play.cycle(one, ttl=TTL, hold=0.05))
+    play.run(0.01)
+    second = play.start(two, play.cycle(two, ttl=TTL, hold=2 * TTL))
+    gone: list[int] = []
+
+    def first_claim(message: Any) -> Fate | None:
+        claims = message.machine is two._driver and any(getattr(op, "script", "") == "renew" for op in message.ops)
+        if not claims or gone:
+            return None
+        gone.append(message.number)
+        return Fate(**{fault: True})
+
+    play.doom(first_claim)
+    play.run(3 * TTL)
+    assert gone
+    second.outcome()
+
+
+@pytest.mark.parametrize("held_us", range(19_500, 21_000, 50))
+def test_a_lease_passed_on_while_the_keeper_claims_it_is_claimed_for_the_heir(held_us: int) -> None:
+    play = Play(seed=1)
+    first, client = play.client("first"), play.client("one")
+    play.start(first, play.cycle(first, ttl=TTL, hold=0.05))
+    play.run(0.01)
+    play.start(client, play.cycle(client, ttl=TTL, hold=held_us / 1e6))
+    play.run(0.01)
+    heir = play.start(client, play.cycle(client, ttl=TTL, hold=3 * TTL))
+    play.run(4 * TTL)
+    heir.outcome()
+
+
 @pytest.mark.parametrize("tasks", [(1, 1), ONE_EACH, TOGETHER, (2, 2, 2, 2)], ids=str)
 def test_a_plain_client_that_polls_beside_a_busy_queue_gets_its_turn(tasks: tuple[int, ...]) -> None:
     crowd = Crowd(3, tasks, cycles=10**6, hold=0.001)

@@ -280,7 +280,8 @@ def _may_sit(hold: Hold, by: Hold) -> bool:
     if hold.fate and hold.fate.get(None) is not by:
         return False
     inside = hold.gate.get(None)
-    return inside is None or inside is by or inside is hold
+    # Who gives its lease back leaves its object as well; who has lost it does not, until that was reported.
+    return inside is None or inside is hold or (inside is by and by.phase is not LOST)
 
 
 def _fate(hold: Hold) -> dict[None, object]:

@@ -65,7 +65,7 @@ class Book:
 
     def take_over(self, heir: Hold, hold: Hold) -> None:
         """As ``enter``, of a hold that was passed on: the keeper looks after it when it would have after the other."""
-        if heir.terms is hold.terms and not self.closed:
+        if heir.terms is hold.terms and heir.look_at == hold.look_at and not self.closed:
             self.holds[heir] = heir
         else:
             self.enter(heir)
@@ -204,7 +204,9 @@ def _renew(book: Book, todo: Round, now: float) -> Effects[None]:
         steps = [mutex.renew_step(hold, ttl, watch=True) for hold, ttl in zip(batch, ttls, strict=True)]
         shortest = min((hold.terms.ttl for hold in batch), default=1.0)
         # Not beyond the deadline of any that is to be renewed, lest it is told late; but long enough for a round trip.
-        timeout = min(LONGEST_CALL, shortest / 3, max(mutex.SHORTEST_CALL, todo.first_deadline - asked_at))
+        # A grace is short, and should still leave time for a second try.
+        patience = (todo.first_deadline - asked_at) / (1 if all(hold.claimed for hold in batch) else 3)
+        timeout = min(LONGEST_CALL, shortest / 3, max(mutex.SHORTEST_CALL, patience))
         replies = yield from call_each(steps, timeout)
         now = yield from clock()
         for hold, ttl, reply in zip(batch, ttls, replies, strict=True):
@@ -215,7 +217,7 @@ def _renew(book: Book, todo: Round, now: float) -> Effects[None]:
                 continue
             if isinstance(reply, StepFailed):
                 hold.doubtful = hold.doubtful or reply.sent
-                hold.retry_at = now + retry_pause(hold, now)
+                hold.retry_at = hold.look_at = now + retry_pause(hold, now)
             elif reply == 1:
                 hold.prolong(ttl, asked_at)
                 hold.claimed = True
