@@ -48,9 +48,11 @@ def line_of(standing: Standing, *, is_ours: bool) -> Line:
 
 
 def group_of(contest: Contest) -> Group:
+    # Of what is drawn, so that the words say what the bars show; the tables have the median of the ratios of each round.
+    ratio = contest.ours.rate.median / contest.best_peer.rate.median
     return Group(
         contest.scenario.title,
-        f"{times(contest.times(contest.best_peer).median)} times the hand-overs of the best peer",
+        f"{times(ratio)} times the hand-overs of the best peer",
         [line_of(contest.ours, is_ours=True), *[line_of(one, is_ours=False) for one in contest.peers]],
     )
 
