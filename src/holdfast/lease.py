@@ -152,9 +152,11 @@ class Hold:
         """
         asked_at, asked_us = self.asked
         since = (word.at_us - asked_us) / 1e6
+        if since < 0:
+            return False  # we were refused after that, so it has come to nothing
         granted_at = min(asked_at + since, word.heard_at)
         grace = word.grace_ms / 1000
-        lasts = granted_at + grace - drift(grace + max(since, 0.0))
+        lasts = granted_at + grace - drift(grace + since)
         if now >= lasts:
             return False
         self.passes = self.terms.fences - 1
@@ -200,8 +202,9 @@ class Hold:
         return self.phase is HELD and now < self.deadline
 
     def lose(self, reason: str) -> bool:
-        """Mark it as lost; whether that is news."""
-        if self.phase is not HELD:
+        """Mark it as lost; whether that is news. The keeper and whoever waits for the loss may find it together."""
+        finder = object()
+        if self.phase is not HELD or self.__dict__.setdefault("found_lost_by", finder) is not finder:
             return False
         self.reason = reason
         self.phase = LOST

@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -26,6 +27,7 @@ from tests.drivers.contention import (
     stand_in_line,
 )
 from tests.drivers.test_fork import in_child
+from tests.proxy import LOSE_REPLY, LOSE_REQUEST, MUTE_REPLY, Fault, Proxy
 from tests.servers import Server
 from tests.support import async_eventually, asyncio_test, eventually, lock_keys
 
@@ -139,6 +141,25 @@ def test_server_that_hangs_while_they_wait(connect: Any, server: Server, url: st
         assert waiter.ended_at - released_at < 0.5 + SOON
         held = waiter.outcome()
     held.release()
+
+
+@pytest.mark.parametrize("fault", [LOSE_REQUEST, LOSE_REPLY, MUTE_REPLY], ids=lambda fault: fault.kind)
+def test_claim_that_fails_is_made_again(connect: Any, proxy: Proxy, url: str, admin: redis.Redis, fault: Fault) -> None:
+    """What a bell grants lasts three quarters of a second; one lost message more or less is no reason to lose it."""
+    admin.execute_command("ACL", "SETUSER", "app", "reset", "on", ">pw", "~*", "&*", "+@all", "-client")
+    try:
+        held = connect(url).lock("x", ttl=60).acquire(timeout=5)
+        waiter = acquire_later(connect(proxy.url.replace("//", "//app:pw@")).lock("x", ttl=60), admin)
+        proxy.on("renew", fault)
+        held.release()
+        lease = waiter.outcome()
+        assert not lease.lost.wait(1.2)
+        assert proxy.seen("renew") > 1
+        assert admin.pttl("x") > 50_000
+        with suppress(holdfast.OutcomeUnknown):  # the mute connection may still be in use
+            lease.release()
+    finally:
+        admin.execute_command("ACL", "DELUSER", "app")
 
 
 # close()

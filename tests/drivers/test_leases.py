@@ -395,3 +395,25 @@ async def test_body_that_ends_as_the_lease_is_lost_is_left_in_order(url: str, ad
             assert task is not None
             assert task.cancelling() == 0
             await asyncio.sleep(0)
+
+
+@asyncio_test
+async def test_a_lease_collected_in_another_thread_lets_the_next_in_line_go_on(url: str) -> None:
+    async with holdfast.aio.connect(url) as client:
+        kept = [await client.lock("x", ttl=1.0).acquire()]
+        waiting = asyncio.create_task(client.lock("x", ttl=1.0).acquire())
+        await asyncio.sleep(0.1)
+
+        def drop() -> None:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", ResourceWarning)
+                kept.clear()
+
+        loop = asyncio.get_running_loop()
+        loop.set_debug(True)  # then asyncio itself minds being touched from another thread
+        await loop.run_in_executor(None, drop)
+        seated = client._driver.cohorts.seats
+        await async_eventually(lambda: seated.get("x") is not None and seated["x"].seated, timeout=3.0)
+        lease = await waiting
+        assert lease is not None
+        await lease.release()

@@ -459,6 +459,43 @@ def test_a_lost_lease_occupies_its_object_also_for_those_who_waited_already() ->
     assert len(gotten) == 3
 
 
+def test_a_bell_older_than_the_last_refusal_is_not_believed() -> None:
+    """The lock was granted to us, taken away by hand and given to another before word of the grant came."""
+    play = Play(seed=1)
+    one, two, three = play.client("one"), play.client("two"), play.client("three")
+    play.world.tracking = False
+    play.world.fate_of_bell = lambda number: Fate(late_us=500_000) if number == 0 else Fate()
+    play.start(one, play.cycle(one, ttl=TTL, hold=0.04))
+    play.run(0.01)
+    play.start(two, play.cycle(two, ttl=TTL, hold=0.3))
+    play.run(0.031)
+    foreign(play, "DEL", "a")
+    play.start(three, play.cycle(three, ttl=TTL, hold=1.0))
+    play.run(3.0)  # with a look at who holds what after every event
+    assert len(play.fences) == 3
+
+
+def test_a_waiter_cancelled_in_its_clean_up_gives_its_seat_away_once() -> None:
+    for cancelled_at in range(0, 260, 5):
+        play = Play(seed=1)
+        holder, one = play.client("holder"), play.client("one")
+        play.start(holder, play.cycle(holder, ttl=30, hold=3.0))
+        play.run(0.05)
+        first = play.start(one, play.cycle(one, ttl=30, wait=0.6))
+        play.run(0.05)
+        others = [play.start(one, play.cycle(one, ttl=30, wait=8, label=label)) for label in ("x", "")]
+        play.run(0.4)
+        play.world.hang()
+        play.run(0.1 + cancelled_at / 1000)
+        first.cancel()
+        play.run(0.5)
+        play.world.resume()
+        play.run(9.0)
+        assert first.done
+        for other in others:
+            other.outcome()
+
+
 @pytest.mark.parametrize("fault", ["lost", "reply_lost"])
 def test_a_claim_that_goes_wrong_is_made_again_before_the_grace_is_over(fault: str) -> None:
     play = Play(seed=1)

@@ -48,8 +48,17 @@ class Bell:
 
     def ring(self) -> None:
         self.rung = True
-        if self._waiter is not None:
-            _wake(self._waiter)
+        waiter = self._waiter
+        if waiter is None:
+            return
+        loop = waiter.get_loop()
+        if asyncio._get_running_loop() is loop:
+            _wake(waiter)
+        else:  # a lease that nobody has any more may be collected in whatever thread
+            try:
+                loop.call_soon_threadsafe(_wake, waiter)
+            except RuntimeError:
+                pass  # that loop is closed, and nobody waits there
 
     def clear(self) -> None:
         self.rung = False

@@ -186,7 +186,7 @@ class Cohorts:
             return False
         if self.seats.get(hold.seat) is hold:
             heir.inherit(hold, now)
-            book.take_over(heir, hold)
+            book.enter(heir)
         self._give_up_seat(hold, heir)
         return True
 
@@ -205,6 +205,8 @@ class Cohorts:
 
     def _call(self, heir: Hold, hold: Hold) -> bool:
         """Call it to the seat; False if it leaves just now. It will know when it is rung."""
+        if self.seats.get(hold.seat) is not hold:
+            return False  # it has got up before: after an interrupt in its clean-up, say
         if self._vacating.setdefault(hold, _ENDER) is not _ENDER:
             return False  # the keeper has just found the hold lost
         if _fate(heir).setdefault(None, hold) is not hold:
@@ -242,8 +244,10 @@ def may_inherit(heir: Hold, hold: Hold, now: float) -> bool:
 
 
 def may_follow(heir: Hold, hold: Hold) -> bool:
-    """Whether the heir can use the token for which the other has waited: it tells its label, and brings its ttl."""
-    return heir.terms.label == hold.terms.label and heir.terms.ttl_ms == hold.terms.ttl_ms
+    """Whether the heir can use the token for which the other has waited: it tells its label, and brings its ttl and as
+    many fences as were asked for."""
+    ours, theirs = heir.terms, hold.terms
+    return (ours.label, ours.ttl_ms, ours.fences) == (theirs.label, theirs.ttl_ms, theirs.fences)
 
 
 def wants_renewal(heir: Hold, hold: Hold, now: float) -> bool:

@@ -63,13 +63,6 @@ class Book:
             self.wanted_at = when
             self.bell.ring()
 
-    def take_over(self, heir: Hold, hold: Hold) -> None:
-        """As ``enter``, of a hold that was passed on: the keeper looks after it when it would have after the other."""
-        if heir.terms is hold.terms and heir.look_at == hold.look_at and not self.closed:
-            self.holds[heir] = heir
-        else:
-            self.enter(heir)
-
     def leave(self, hold: Hold) -> bool:
         """Take it out; True for exactly one caller, who may then end it."""
         if self.watched and self.watched.get(hold.keys.main) is hold:

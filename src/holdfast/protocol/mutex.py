@@ -118,10 +118,13 @@ def acquire(hold: Hold, until: float | None, board: Switchboard) -> Effects[bool
     patient = until is None or until > started
     attempt = 0
     refusal: Refusal | None = None
+    deaf = False  # we could not listen just now, and queue without a bell
     try:
         while True:
             failure = None
             channel = board.enlist(hold) if patient else ""
+            if deaf:
+                channel = channel or MUTE
             watch = refusal is not None and refusal.first and channel not in ("", MUTE)
             if watch:
                 board.watching[hold.keys.main] = hold
@@ -144,7 +147,8 @@ def acquire(hold: Hold, until: float | None, board: Switchboard) -> Effects[bool
                 if failure is None:
                     return False
                 raise _silent(hold, now - started, failure.error) from failure.__cause__
-            elif refusal is not None and not channel and (yield from _arm(hold, board, until, now)):
+            elif refusal is not None and not channel:
+                deaf = not (yield from _arm(hold, board, until, now))
                 now = yield from clock()  # and ask again: it may have been freed before we could hear that
             else:
                 wakes_at = now + pause_for(hold, refusal, attempt, channel, watch)
@@ -175,7 +179,7 @@ def pause_for(hold: Hold, refusal: Refusal | None, attempt: int, channel: str, w
 
 
 def _arm(hold: Hold, board: Switchboard, until: float | None, now: float) -> Effects[bool]:
-    """Let bells be heard from now on; whether that is settled, one way or the other."""
+    """Let bells be heard from now on; False if that cannot be had just now (the server may have no connection left)."""
     try:
         board.mute = not (yield from listen(_call_timeout(hold, until, now)))
     except StepFailed as failed:
@@ -356,6 +360,7 @@ def extend(hold: Hold, seconds: float) -> Effects[None]:
         hold.doubtful = was_doubtful
         if renewed == 1:
             hold.prolong(seconds, now)
+            hold.claimed = True
             return
         if hold.lose(GONE if renewed == 0 else TAKEN):
             yield from tell(hold)
