@@ -7,7 +7,6 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -85,7 +84,7 @@ def test_listener_that_was_lost_comes_back_by_itself(connect: Any, url: str, adm
 def test_hand_overs_go_on_in_a_storm_of_lost_connections(
     connect: Any, url: str, admin: redis.Redis, kill: Callable[[redis.Redis], None]
 ) -> None:
-    until = time.monotonic() + 1.5
+    until = time.monotonic() + 1.0
     inside = threading.Lock()
     fences: list[int] = []
 
@@ -153,11 +152,11 @@ def test_claim_that_fails_is_made_again(connect: Any, proxy: Proxy, url: str, ad
         proxy.on("renew", fault)
         held.release()
         lease = waiter.outcome()
-        assert not lease.lost.wait(1.2)
+        assert not lease.lost.wait(0.9)
         assert proxy.seen("renew") > 1
         assert admin.pttl("x") > 50_000
-        with suppress(holdfast.OutcomeUnknown):  # the mute connection may still be in use
-            lease.release()
+        proxy.cut()  # what is mute would cost the release its time
+        lease.release()
     finally:
         admin.execute_command("ACL", "DELUSER", "app")
 

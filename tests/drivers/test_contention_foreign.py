@@ -57,7 +57,7 @@ def acquire_after_a_refresh(face: Any, admin: redis.Redis) -> float:
 
 def test_server_tells_the_first_in_the_queue_of_a_foreign_release(face: Any, admin: redis.Redis) -> None:
     """Without that it would ask again after half a second, and not before."""
-    assert min(acquire_after_a_refresh(face, admin) for _ in range(3)) < 0.25
+    assert any(acquire_after_a_refresh(face, admin) < 0.25 for _ in range(3))
 
 
 def test_without_resp3_a_foreign_release_is_found_by_the_next_refresh(connect: Any) -> None:
@@ -66,7 +66,7 @@ def test_without_resp3_a_foreign_release_is_found_by_the_next_refresh(connect: A
 
 
 def test_foreign_lock_that_expires_is_had_at_its_end(face: Any, admin: redis.Redis) -> None:
-    for ttl_ms in (120, 930):
+    for ttl_ms in (120, 630):
         admin.set("x", "theirs", px=ttl_ms)
         with took(at_least=ttl_ms / 1000 - 0.05, less_than=ttl_ms / 1000 + SOON):
             lease = face.lock("x").acquire(timeout=20)
