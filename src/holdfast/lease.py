@@ -57,17 +57,21 @@ class Terms:
     grace_ms: int = field(init=False)
     fences: int = field(init=False)  # how many the server sets aside: one for each holder of a cohort
     fence_retention_ms: int = field(init=False)
+    said: tuple[str, str, str, str] = field(init=False)  # ttl, retention, fences and grace, as a step says them
     trust: float = field(init=False)  # how long a holder may rely on a fresh ttl
     renewed_with: float = field(init=False)  # how much of its validity is left when it is renewed
     call_timeout: float = field(init=False)  # of one step, if the caller is in no hurry
     resend_after: float = field(init=False)  # the same where the caller's patience is the client's timeout
 
     def __post_init__(self) -> None:
+        ttl_ms, retention_ms = round(self.ttl * 1000), round(self.fence_retention * 1000)
+        grace_ms, fences = min(ttl_ms, GRACE_MS), min(self.cohort + 1, FENCES)
         for name, value in (
-            ("ttl_ms", round(self.ttl * 1000)),
-            ("grace_ms", min(round(self.ttl * 1000), GRACE_MS)),
-            ("fences", min(self.cohort + 1, FENCES)),
-            ("fence_retention_ms", round(self.fence_retention * 1000)),
+            ("ttl_ms", ttl_ms),
+            ("grace_ms", grace_ms),
+            ("fences", fences),
+            ("fence_retention_ms", retention_ms),
+            ("said", (str(ttl_ms), str(retention_ms), str(fences), str(grace_ms))),
             ("trust", self.ttl - drift(self.ttl)),
             ("renewed_with", self.ttl * 2 / 3),
             ("call_timeout", min(self.ttl / 3, self.timeout)),

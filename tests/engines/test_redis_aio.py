@@ -83,7 +83,7 @@ def echo(word: object) -> Command:
 
 def renew(key: str, token: str) -> Step:
     """A step that reads its key last, and has it watched."""
-    return Step("renew", (key,), (token, 60_000), watch=True)
+    return Step("renew", (key,), (token, "60000"), watch=True)
 
 
 def connections(admin: redis.Redis) -> list[dict[str, str]]:
@@ -189,7 +189,7 @@ async def test_unknown_script_is_sent_again_with_its_source(url: str, admin: red
     admin.script_flush()
     admin.set("k", "mine", px=1000)
     async with engine_of(url) as (engine, _):
-        steps = [Step("renew", ("k",), ("mine", 60_000)), Step("renew", ("k",), ("not mine", 60_000))] * 5
+        steps = [Step("renew", ("k",), ("mine", "60000")), Step("renew", ("k",), ("not mine", "60000"))] * 5
         assert await engine.call_each(steps, LONG) == [1, -1] * 5
 
 

@@ -90,7 +90,7 @@ def late(seconds: float) -> Command:
 
 
 def renewal(key: str, token: str, *, watch: bool = True) -> Step:
-    return Step("renew", (key,), (token, 30_000), watch)
+    return Step("renew", (key,), (token, "30000"), watch)
 
 
 def wires_of(admin: redis.Redis) -> list[dict[str, str]]:

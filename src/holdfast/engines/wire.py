@@ -42,14 +42,14 @@ _pack: Callable[[tuple[Any, ...]], bytes] = hiredis.pack_command
 def pack(op: Op, *, with_source: bool = False) -> bytes:
     """The bytes of one request.
 
-    Numbers become text here and not in hiredis, which is brought down by a Ctrl-C that arrives while it does that.
+    Numbers are text before they come to hiredis, which is brought down by a Ctrl-C that arrives while it does that.
     """
     if isinstance(op, Command):
         return _pack(tuple(map(str, op.args)))
     script = SCRIPTS[op.script]
     if with_source:
-        return _pack((b"EVAL", script.source, str(len(op.keys)), *op.keys, *map(str, op.args)))
-    return _pack((b"EVALSHA", script.sha, str(len(op.keys)), *op.keys, *map(str, op.args)))
+        return _pack((b"EVAL", script.source, str(len(op.keys)), *op.keys, *op.args))
+    return _pack((b"EVALSHA", script.sha, str(len(op.keys)), *op.keys, *op.args))
 
 
 def is_elsewhere(reply: object) -> bool:

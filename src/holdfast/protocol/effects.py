@@ -76,7 +76,7 @@ class Step(NamedTuple):
 
     script: str
     keys: tuple[str, ...]
-    args: tuple[str | int, ...]
+    args: tuple[str, ...]
     watch: bool = False
 
     def __repr__(self) -> str:

@@ -81,11 +81,12 @@ class Refusal(NamedTuple):
 
 def acquire_step(hold: Hold, channel: str = "", *, watch: bool = False) -> Step:
     """Take it, or (unless the channel is empty) a place in its queue."""
-    keys, terms, token = hold.keys, hold.terms, hold.token
+    keys, token = hold.keys, hold.token
+    ttl, retention, fences, grace = hold.terms.said
     return Step(
         "acquire",
         (*keys.shared, keys.tombstone(token)),
-        (token, terms.ttl_ms, terms.fence_retention_ms, terms.fences, channel, terms.grace_ms),
+        (token, ttl, retention, fences, channel, grace),
         watch,
     )
 
@@ -97,11 +98,11 @@ def release_step(hold: Hold) -> Step:
 def abandon_step(hold: Hold) -> Step:
     keys = hold.keys
     stands_ms = max(hold.terms.ttl_ms, TOMBSTONE_MS) if hold.doubtful else 0
-    return Step("abandon", (*keys.shared, keys.tombstone(hold.token)), (hold.token, stands_ms))
+    return Step("abandon", (*keys.shared, keys.tombstone(hold.token)), (hold.token, str(stands_ms)))
 
 
 def renew_step(hold: Hold, ttl: float, *, watch: bool = False) -> Step:
-    return Step("renew", (hold.keys.main,), (hold.token, max(1, round(ttl * 1000))), watch)
+    return Step("renew", (hold.keys.main,), (hold.token, str(max(1, round(ttl * 1000)))), watch)
 
 
 def is_settled(hold: Hold) -> bool:
