@@ -48,7 +48,7 @@ def line_of(standing: Standing, *, is_ours: bool) -> Line:
 
 
 def group_of(contest: Contest) -> Group:
-    # Of what is drawn, so that the words say what the bars show; the tables have the median of the ratios of each round.
+    # Of what is drawn, so that the words say what the bars show; the tables have the median of the ratios by round.
     ratio = contest.ours.rate.median / contest.best_peer.rate.median
     return Group(
         contest.scenario.title,

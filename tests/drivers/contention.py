@@ -18,6 +18,7 @@ __all__ = [
     "OldServer",
     "Waiter",
     "acquire_later",
+    "await_refresh",
     "check_nobody_queues",
     "next_served",
     "queue_of",
@@ -42,6 +43,14 @@ def seen_of(admin: redis.Redis, token: str, name: str = "x") -> int:
     """When the server last heard of that waiter, in microseconds of its own time; 0 if it knows of none."""
     entry = admin.hget(f"{name}:hf1:waiters:{{{name}}}", token)
     return int(entry.split()[0]) if entry else 0
+
+
+def await_refresh(admin: redis.Redis, name: str = "x") -> None:
+    """Until the last in the queue has just asked: whatever it does in the next half second it was told to do."""
+    token = queue_of(admin, name)[-1]
+    time.sleep(0.2)  # the first times it asks sooner
+    seen = seen_of(admin, token, name)
+    eventually(lambda: seen_of(admin, token, name) != seen, 5.0, "it asks again")
 
 
 def queued_pids(admin: redis.Redis, name: str = "x") -> list[int]:

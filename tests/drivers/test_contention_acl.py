@@ -15,7 +15,7 @@ import pytest
 import redis
 
 import holdfast
-from tests.drivers.contention import SOON, OldServer, acquire_later, check_nobody_queues, queue_of
+from tests.drivers.contention import SOON, OldServer, acquire_later, await_refresh, check_nobody_queues, queue_of
 from tests.servers import Server
 from tests.support import lock_keys, took
 
@@ -69,6 +69,23 @@ def test_these_permissions_are_enough(connect: Any, server: Server, admin: redis
         with pytest.raises(holdfast.LeaseLost):
             lease.release()
         assert admin.acl_log() == []
+
+
+def test_bell_is_enough_to_be_told_at_once(connect: Any, server: Server, admin: redis.Redis) -> None:
+    """Without it the waiter would ask again after half a second, and not before."""
+    with user(server, admin, *NEEDED, *BELLS) as url:
+        one, other = connect(url), connect(url)
+
+        def hand_over() -> float:
+            held = one.lock("app:x", ttl=60).acquire(timeout=5)
+            waiter = acquire_later(other.lock("app:x", ttl=60), admin, "app:x")
+            await_refresh(admin, "app:x")
+            released_at = time.monotonic()
+            held.release()
+            waiter.outcome().release()
+            return waiter.ended_at - released_at
+
+        assert any(hand_over() < 0.25 for _ in range(3))
 
 
 def test_namespace_is_in_front_of_the_channel(connect: Any, server: Server, admin: redis.Redis) -> None:

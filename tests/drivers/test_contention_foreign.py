@@ -12,7 +12,15 @@ import redis.lock
 
 import holdfast
 import holdfast.aio
-from tests.drivers.contention import SOON, Background, OldServer, acquire_later, check_nobody_queues, queue_of, seen_of
+from tests.drivers.contention import (
+    SOON,
+    Background,
+    OldServer,
+    acquire_later,
+    await_refresh,
+    check_nobody_queues,
+    queue_of,
+)
 from tests.support import Script, asyncio_test, eventually, lock_keys, took
 
 
@@ -45,10 +53,7 @@ def acquire_after_a_refresh(face: Any, admin: redis.Redis) -> float:
     """How long the first in the queue takes to have a foreign lock that is freed right after it has asked for it."""
     admin.set("x", "theirs")
     waiter = acquire_later(face.lock("x", ttl=60), admin)
-    token = queue_of(admin)[0]
-    time.sleep(0.2)
-    seen = seen_of(admin, token)
-    eventually(lambda: seen_of(admin, token) != seen, 5.0, "it asks again")
+    await_refresh(admin)
     freed_at = time.monotonic()
     admin.delete("x")
     waiter.outcome().release()
@@ -99,19 +104,27 @@ def test_plain_client_waits_for_a_lock_of_ours(face: Any, admin: redis.Redis) ->
 
 
 def test_plain_client_that_polls_beside_a_busy_queue_gets_its_turn(url: str, admin: redis.Redis) -> None:
+    """They are so many that the queue is never empty."""
     code = """
+        import threading
         client = holdfast.connect(url)
         say("ready")
         until = time.monotonic() + 30
-        while time.monotonic() < until:
-            with client.lock("x"):
-                pass
+
+        def work():
+            while time.monotonic() < until:
+                with client.lock("x", cohort=0):
+                    pass
+
+        for _ in range(3):
+            threading.Thread(target=work, daemon=True).start()
+        time.sleep(60)
     """
     busy = [Script(code, url) for _ in range(3)]
     try:
         for process in busy:
             process.hear("ready")
-        eventually(lambda: queue_of(admin), 10.0, "they contend")
+        eventually(lambda: len(queue_of(admin)) > 5, 10.0, "they contend")
         theirs = redis.lock.Lock(admin, "x", timeout=10, sleep=0.05)
         assert theirs.acquire(blocking_timeout=20), "it polled for 20 s in vain"
         assert theirs.owned()
