@@ -861,9 +861,10 @@ def _is_wire(descriptor: str, client: dict[str, str]) -> bool:
     """Whether it is the socket whose other end the server knows by that address."""
     try:
         with socket.socket(fileno=os.dup(int(descriptor))) as sock:
-            return "{}:{}".format(*sock.getsockname()[:2]) == client["addr"]
+            name = sock.getsockname()
     except (OSError, ValueError):
         return False
+    return isinstance(name, tuple) and len(name) >= 2 and f"{name[0]}:{name[1]}" == client["addr"]
 
 
 def test_interrupts_at_any_moment_mix_nothing_up(server: Server) -> None:
