@@ -56,7 +56,6 @@ class Terms:
     ttl_ms: int = field(init=False)
     grace_ms: int = field(init=False)
     fences: int = field(init=False)  # how many the server sets aside: one for each holder of a cohort
-    fence_retention_ms: int = field(init=False)
     said: tuple[str, str, str, str] = field(init=False)  # ttl, retention, fences and grace, as a step says them
     trust: float = field(init=False)  # how long a holder may rely on a fresh ttl
     renewed_with: float = field(init=False)  # how much of its validity is left when it is renewed
@@ -70,7 +69,6 @@ class Terms:
             ("ttl_ms", ttl_ms),
             ("grace_ms", grace_ms),
             ("fences", fences),
-            ("fence_retention_ms", retention_ms),
             ("said", (str(ttl_ms), str(retention_ms), str(fences), str(grace_ms))),
             ("trust", self.ttl - drift(self.ttl)),
             ("renewed_with", self.ttl * 2 / 3),

@@ -28,10 +28,7 @@ class Keys(NamedTuple):
 
     name: str
     main: str
-    fence: str
-    queue: str
-    waiters: str
-    shared: tuple[str, str, str, str]  # the four above, as every step that knows of the queue wants them
+    shared: tuple[str, str, str, str]  # main, fence, queue, waiters: what every step that knows of the queue wants
     head: str
     tail: str
 
@@ -58,7 +55,7 @@ def keys_of(name: str, namespace: str = "") -> Keys:
     head = f"{main}:{WIRE}:"
     tail = "" if tagged else f":{{{main}}}"
     shared = main, f"{head}fence{tail}", f"{head}queue{tail}", f"{head}waiters{tail}"
-    return Keys(name, *shared, shared, head, tail)
+    return Keys(name, main, shared, head, tail)
 
 
 def check_namespace(namespace: str) -> str:

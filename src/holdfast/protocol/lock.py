@@ -280,7 +280,7 @@ def release_lease(lease: BaseLease) -> Effects[None]:
             if hold.heir is None:
                 try:
                     cohorts.leave(hold)
-                except STOPPED:  # a signal handler struck on the threshold
+                except STOPPED:  # a signal handler struck on the threshold; of a function for this, too, if it were one
                     cohorts.leave(hold)
                     raise
             if hold.bells:
