@@ -36,7 +36,9 @@ __all__ = [
     "Bell",
     "Call",
     "CallEach",
+    "CallOn",
     "Caller",
+    "CloseLink",
     "Command",
     "Detach",
     "Effect",
@@ -46,6 +48,7 @@ __all__ = [
     "Listen",
     "NewToken",
     "Now",
+    "OpenLink",
     "Step",
     "StepFailed",
     "Tell",
@@ -53,16 +56,20 @@ __all__ = [
     "attach",
     "call",
     "call_each",
+    "call_on",
     "caller",
     "clock",
+    "close_link",
     "detach",
     "entrust",
     "is_begun",
     "is_over",
     "listen",
     "new_token",
+    "open_link",
     "tell",
     "wait",
+    "wall_clock",
 ]
 
 T = TypeVar("T")
@@ -149,7 +156,35 @@ class Listen(NamedTuple):
 
 
 class Now(NamedTuple):
-    """What time is it? Seconds on a clock that never steps back and does not stop while the machine sleeps."""
+    """What time is it? Seconds on a clock that never steps back and does not stop while the machine sleeps.
+
+    ``wall``: since 1970 instead, by whatever this machine believes. Only locks of history ask for that.
+    """
+
+    wall: bool = False
+
+
+class OpenLink(NamedTuple):
+    """A connection of one's own, for commands that need the same one (WATCH). The reply: something to name it by."""
+
+    timeout: float
+
+
+class CallOn(NamedTuple):
+    """Send commands over a link, in one go. The reply: a list with the reply of each; an error is a StepFailed in it.
+
+    If the link is lost, StepFailed is thrown, and whatever the server remembered of the link is gone with it.
+    """
+
+    link: Any
+    commands: tuple[Command, ...]
+    timeout: float
+
+
+class CloseLink(NamedTuple):
+    """Give the link up. No reply."""
+
+    link: Any
 
 
 class NewToken(NamedTuple):
@@ -188,10 +223,26 @@ class Detach(NamedTuple):
     error: BaseException | None
 
 
-Effect: TypeAlias = Call | CallEach | Wait | Listen | Now | NewToken | Caller | Entrust | Tell | Attach | Detach
+Effect: TypeAlias = (
+    Call
+    | CallEach
+    | Wait
+    | Listen
+    | Now
+    | NewToken
+    | Caller
+    | Entrust
+    | Tell
+    | Attach
+    | Detach
+    | OpenLink
+    | CallOn
+    | CloseLink
+)
 Effects: TypeAlias = Generator[Effect, Any, T]
 
 _NOW: Final = Now()
+_WALL: Final = Now(wall=True)
 _CALLER: Final = Caller()
 
 
@@ -231,6 +282,25 @@ def listen(timeout: float) -> Effects[bool]:
 def clock() -> Effects[float]:
     now: float = yield _NOW
     return now
+
+
+def wall_clock() -> Effects[float]:
+    now: float = yield _WALL
+    return now
+
+
+def open_link(timeout: float) -> Effects[Any]:
+    link: Any = yield OpenLink(timeout)
+    return link
+
+
+def call_on(link: Any, *commands: Command, timeout: float) -> Effects[list[Any]]:
+    replies: list[Any] = yield CallOn(link, commands, timeout)
+    return replies
+
+
+def close_link(link: Any) -> Effects[None]:
+    yield CloseLink(link)
 
 
 def new_token(label: str) -> Effects[str]:
