@@ -12,6 +12,7 @@ import types
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
+from holdfast.lab.store import START_US
 from holdfast.lab.waiting import Bell
 from holdfast.lease import Hold
 from holdfast.protocol import effects as fx
@@ -45,7 +46,9 @@ class Machine:
         self.paused = False
         self.processes: list[Process] = []
         self._held_up: list[Callable[[], None]] = []
+        self.skew_us = 0  # by how much its wall clock is wrong
         self._tokens = 0
+        self._links = 0
         self._boot()
 
     def _boot(self) -> None:
@@ -60,6 +63,14 @@ class Machine:
 
     def now(self) -> float:
         return self.world.now_us / 1e6
+
+    def wall(self) -> float:
+        return (START_US + self.world.now_us + self.skew_us) / 1e6
+
+    def new_link(self) -> str:
+        """A name for a connection of its own."""
+        self._links += 1
+        return f"{self.name}/{self._links}"
 
     def new_token(self, label: str) -> str:
         self._tokens += 1
@@ -115,8 +126,7 @@ class Machine:
 
     def _listen_again(self) -> None:
         if self.board.is_needed() and not self.board.armed:
-            self.world.subscribe(self)
-            self.board.look_again()
+            self.world.listen(self, lambda heard: self.do(self.board.look_again))
 
     # Faults.
 
@@ -167,6 +177,11 @@ class _Block:
         return error, False
 
 
+def _of_link(replies: list[Any]) -> Any:
+    """What is answered on a link: the replies; or, if it could not even be opened, that failure."""
+    return replies[0] if all(isinstance(reply, fx.StepFailed) and reply.prompt for reply in replies) else replies
+
+
 def _ceil_us(seconds: float) -> int:
     """Never early: who is woken before its time would only look at the clock and wait again."""
     us = math.ceil(seconds * 1e6)
@@ -215,7 +230,7 @@ class Process:
         if pending is None or self._shielded:
             self.cancel_noted = True
             if pending is not None:
-                self.world.at(self._due(GRACE), lambda: self._answer(pending, fx.Interrupted()))
+                self.world.later(self._due(GRACE), self, pending, fx.Interrupted())
             return
         self._pending = None
         self.machine.do(lambda: self._resume(self._stop()))
@@ -246,7 +261,10 @@ class Process:
                 return
             self._pending = None
 
-    def _answer(self, pending: object, value: Any) -> None:
+    def waits_for(self, pending: object) -> bool:
+        return self._pending is pending
+
+    def answer(self, pending: object, value: Any) -> None:
         if self._pending is not pending:
             return
         self._pending = None
@@ -269,21 +287,25 @@ class Process:
         """The reply, or ``pending`` if it comes later."""
         machine, world = self.machine, self.world
         if isinstance(effect, fx.Now):
-            return machine.now()
+            return machine.wall() if effect.wall else machine.now()
         if isinstance(effect, fx.Call):
             self._shielded = effect.shielded
-            world.send(machine, [effect.step], lambda replies: self._answer(pending, replies[0]))
-            world.at(self._due(effect.timeout), lambda: self._answer(pending, world.silence(effect.timeout)))
+            world.send(machine, [effect.step], lambda replies: self.answer(pending, replies[0]))
+            world.later(self._due(effect.timeout), self, pending, world.silence(effect.timeout))
             return pending
         if isinstance(effect, fx.CallEach):
-            world.send(machine, effect.steps, lambda replies: self._answer(pending, replies))
+            world.send(machine, effect.steps, lambda replies: self.answer(pending, replies))
             silent = [world.silence(effect.timeout)] * len(effect.steps)
-            world.at(self._due(effect.timeout), lambda: self._answer(pending, silent))
+            world.later(self._due(effect.timeout), self, pending, silent)
             return pending
         if isinstance(effect, fx.Wait):
             return self._wait(effect, pending)
         if isinstance(effect, fx.Listen):
-            return self._listen(effect, pending)
+            if machine.board.armed:
+                return True
+            world.listen(machine, lambda heard: self.answer(pending, heard))
+            world.later(self._due(effect.timeout), self, pending, world.silence(effect.timeout))
+            return pending
         if isinstance(effect, fx.NewToken):
             return machine.new_token(effect.label)
         if isinstance(effect, fx.Caller):
@@ -297,6 +319,15 @@ class Process:
             block = _Block(self)
             effect.hold.notify = block.cancel
             return self, block
+        if isinstance(effect, fx.OpenLink):
+            return machine.new_link()
+        if isinstance(effect, fx.CallOn):
+            link = effect.link
+            world.send(machine, effect.commands, lambda replies: self.answer(pending, _of_link(replies)), link)
+            world.later(self._due(effect.timeout), self, pending, world.silence(effect.timeout))
+            return pending
+        if isinstance(effect, fx.CloseLink):
+            return world.close_link(effect.link)
         effect.hold.notify = None
         return (effect.error, False) if effect.block is None else effect.block.leave(effect.error)
 
@@ -310,27 +341,9 @@ class Process:
             def wake() -> None:
                 if self._pending is pending:  # else its time had come first, and the ring is kept
                     bell.clear()
-                    self._answer(pending, _NOW)
+                    self.answer(pending, _NOW)
 
             bell.waiter = lambda: self.world.soon(wake)
         if effect.until != float("inf"):
-            self.world.at(_ceil_us(effect.until), lambda: self._answer(pending, _NOW))
-        return pending
-
-    def _listen(self, effect: fx.Listen, pending: object) -> Any:
-        machine, world = self.machine, self.world
-        if machine.board.armed:
-            return True
-        if world.down:
-            refused = world.refused()
-            world.at(self._due(world.latency_us / 1e6), lambda: self._answer(pending, refused))
-        elif not world.hung:
-
-            def arrive() -> None:
-                allowed = world.subscribe(machine)
-                world.at(self._due(world.latency_us / 1e6), lambda: self._answer(pending, allowed))
-
-            world.at(self._due(world.latency_us / 1e6), arrive)
-        silent = world.silence(effect.timeout)
-        world.at(self._due(effect.timeout), lambda: self._answer(pending, silent))
+            self.world.later(_ceil_us(effect.until), self, pending, _NOW)
         return pending

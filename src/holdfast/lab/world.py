@@ -21,7 +21,7 @@ from holdfast.lab.store import ReplyError, Status, Store
 from holdfast.lua import SCRIPTS
 from holdfast.protocol.effects import Command, Step, StepFailed
 
-__all__ = ["DELIVERED", "Fate", "Message", "Stuck", "World"]
+__all__ = ["DELIVERED", "Fate", "Message", "Stuck", "World", "failed", "perform", "silence"]
 
 
 class Stuck(Exception):
@@ -47,6 +47,29 @@ class Fate(NamedTuple):
 
 
 DELIVERED = Fate()
+
+
+def perform(store: Store, op: Step | Command, link: str | None = None) -> Any:
+    """One step on a store, as an engine would have it done: the reply, or that it failed."""
+    if isinstance(op, Command):
+        run = store.execute if link is None else store.session(link).execute
+        reply = run(*op.args)
+    else:
+        script = SCRIPTS[op.script]
+        reply = store.execute("EVALSHA", script.sha, len(op.keys), *op.keys, *op.args)
+        if isinstance(reply, ReplyError) and reply.message.startswith("NOSCRIPT"):
+            reply = store.execute("EVAL", script.source, len(op.keys), *op.keys, *op.args)
+    if isinstance(reply, ReplyError):
+        return failed(f"it answered {reply.code}", sent=False, retry=reply.code == "OOM")
+    return str(reply).encode() if isinstance(reply, Status) else reply
+
+
+def failed(why: str, *, sent: bool, retry: bool = True) -> StepFailed:
+    return StepFailed(Unavailable({"the world's server": why}, "See the world's faults"), sent=sent, retry=retry)
+
+
+def silence(timeout: float) -> StepFailed:
+    return failed(f"it did not answer within {timeout:.3g} s", sent=True)
 
 
 class World:
@@ -85,6 +108,10 @@ class World:
     def soon(self, action: Callable[[], None]) -> None:
         self.at(self.now_us, action)
 
+    def later(self, when_us: int, process: Process, pending: object, value: Any) -> None:
+        """Answer that process then, if it still waits for that."""
+        self.at(when_us, lambda: process.answer(pending, value))
+
     def advance(self) -> bool:
         """Let the next event happen; False if there is none."""
         if not self._events:
@@ -116,7 +143,13 @@ class World:
 
     # Messages.
 
-    def send(self, machine: Machine, ops: Sequence[Step | Command], answer: Callable[[list[Any]], None]) -> None:
+    def send(
+        self,
+        machine: Machine,
+        ops: Sequence[Step | Command],
+        answer: Callable[[list[Any]], None],
+        link: str | None = None,
+    ) -> None:
         """Carry steps to the server, and the replies (or failures) back to whoever may still listen."""
         message = Message(len(self.sent), machine, tuple(ops))
         self.sent.append(message)
@@ -137,7 +170,7 @@ class World:
                 return
             if self.down:
                 return
-            replies = [self.execute(op, machine) for op in message.ops]
+            replies = [self.execute(op, machine, link) for op in message.ops]
             if fate.sender_crashes == "after":
                 machine.crash()
             elif not fate.reply_lost:
@@ -152,22 +185,33 @@ class World:
             for op in message.ops:
                 self.execute(op, message.machine)
 
-    def execute(self, op: Step | Command, machine: Machine | None = None) -> Any:
-        """One step on the store, as an engine would have it done, and word of it to whoever listens."""
+    def execute(self, op: Step | Command, machine: Machine | None = None, link: str | None = None) -> Any:
+        """One step on the store, and word of it to whoever listens."""
         self.store.written.clear()
-        if isinstance(op, Command):
-            reply = self.store.execute(*op.args)
-        else:
-            script = SCRIPTS[op.script]
-            reply = self.store.execute("EVALSHA", script.sha, len(op.keys), *op.keys, *op.args)
-            if isinstance(reply, ReplyError) and reply.message.startswith("NOSCRIPT"):
-                reply = self.store.execute("EVAL", script.source, len(op.keys), *op.keys, *op.args)
+        reply = perform(self.store, op, link)
         self._spread_word(machine)
         if isinstance(op, Step) and op.watch and machine is not None and self.tracking:
             self._tracked.setdefault(op.keys[0].encode(), set()).add(machine)
-        return self._reply(reply)
+        return reply
 
     # Bells and pushes.
+
+    def listen(self, machine: Machine, answer: Callable[[Any], None]) -> None:
+        """Carry a subscription to the server, and back whether it is allowed."""
+        if self.down:
+            refused = self.refused()
+            self.at(self.now_us + self.latency_us, lambda: answer(refused))
+        elif not self.hung:
+
+            def arrive() -> None:
+                allowed = self.subscribe(machine)
+                self.at(self.now_us + self.latency_us, lambda: answer(allowed))
+
+            self.at(self.now_us + self.latency_us, arrive)
+
+    def close_link(self, link: str) -> None:
+        """Its connection is closed, and what the server remembered of it is gone."""
+        self.store.session(link).close()
 
     def subscribe(self, machine: Machine) -> bool:
         """Let that machine hear its bells; False if the server forbids it."""
@@ -210,20 +254,11 @@ class World:
             self.unsubscribe(machine)
             machine.lose_listener()
 
-    def _reply(self, reply: Any) -> Any:
-        if isinstance(reply, ReplyError):
-            code = reply.message.split(" ", 1)[0]
-            return self._failed(f"it answered {code}", sent=False, retry=code == "OOM")
-        return str(reply).encode() if isinstance(reply, Status) else reply
-
-    def _failed(self, why: str, *, sent: bool, retry: bool = True) -> StepFailed:
-        return StepFailed(Unavailable({"the world's server": why}, "See the world's faults"), sent=sent, retry=retry)
-
     def refused(self) -> StepFailed:
-        return self._failed("nothing listens there", sent=False)
+        return failed("nothing listens there", sent=False)
 
     def silence(self, timeout: float) -> StepFailed:
-        return self._failed(f"it did not answer within {timeout:.3g} s", sent=True)
+        return silence(timeout)
 
     # Faults of the server.
 

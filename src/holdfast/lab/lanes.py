@@ -1,0 +1,74 @@
+"""What every drawing of a trace has in common: who has a lane, and how times and values are put into few letters."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from holdfast.lab.trace import Cell, Moment, Trace
+
+__all__ = ["clients_of", "clock", "count", "heading", "label", "left", "sentence", "shorten"]
+
+OTHERS = ("server", "network", "time")
+
+
+def clients_of(trace: Trace) -> list[str]:
+    """Those that take part. A client that never does anything would only take up room."""
+    seen: set[str] = set()
+    for moment in trace.moments:
+        seen.update((moment.actor, *moment.holders, *moment.dead, *moment.paused))
+    return sorted(seen.difference(OTHERS))
+
+
+def clock(us: int) -> str:
+    """A time or a duration, in the unit in which it is a short number."""
+    if us == 0:
+        return "0 s"
+    for size, unit in ((1_000_000, "s"), (1_000, "ms")):
+        if abs(us) >= size:
+            return f"{us / size:.4g} {unit}"
+    return f"{us} µs"
+
+
+def left(ttl_us: int | None) -> str:
+    """What is said of a key's ttl."""
+    return "no ttl" if ttl_us is None else f"ttl {clock(ttl_us)}"
+
+
+def count(number: int) -> str:
+    """A number of states, in at most four letters."""
+    for size, unit in ((1_000_000, "M"), (1_000, "k")):
+        if number >= size:
+            return f"{number / size:.{0 if number >= 10 * size else 1}f}{unit}"
+    return str(number)
+
+
+def shorten(text: str, width: int) -> str:
+    """What tells two values apart is at their ends: the middle goes."""
+    if len(text) <= width:
+        return text
+    tail = (width - 1) // 2
+    return f"{text[: width - 1 - tail]}…{text[len(text) - tail :]}"
+
+
+def sentence(moment: Moment) -> tuple[str, str]:
+    """Who, and the rest of what happens. A sentence that names its actor itself is left as it is."""
+    actor, does = moment.actor, moment.does
+    if actor == "time" or does.lower().startswith((f"{actor.lower()} ", f"{actor.lower()}'", f"the {actor}")):
+        return "", does
+    return (f"The {actor}", f": {does}") if actor in OTHERS else (actor, f" {does}")
+
+
+def label(fault: str) -> str:
+    return fault.replace("_", " ")
+
+
+def heading(cell: Cell, meaning: Mapping[str, str]) -> tuple[str, str]:
+    """What a drawing shows, in a line, and what was to hold, in a sentence."""
+    trace = cell.trace
+    assert trace is not None
+    by = ", ".join(label(fault) for fault in dict.fromkeys(trace.faults))
+    steps = f"{trace.steps} step{'' if trace.steps == 1 else 's'}"
+    return f"broken in {steps}, {f'with {by}' if by else 'without any fault'}", meaning.get(cell.invariant, "")

@@ -1,0 +1,202 @@
+"""A trace, drawn as SVG: a lane per client and one for the key, time downwards.
+
+The same drawing serves twice: narrow, inside the page, where the words stand beside it in HTML; and wide, as a file of
+its own, with the words in it. Each moment is one group that holds its own piece of every lane, down to the next moment,
+so that a page can make the later ones faint by nothing but a class.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from html import escape
+from importlib import resources
+from typing import TYPE_CHECKING, Final
+
+from holdfast.lab.lanes import clients_of, clock, label, left, sentence, shorten
+
+if TYPE_CHECKING:
+    from holdfast.lab.trace import Moment, Trace
+
+__all__ = ["STYLE", "Picture", "element", "text"]
+
+STYLE: Final = resources.files("holdfast.lab").joinpath("picture.css").read_text(encoding="utf-8")
+
+WIDTH: Final = 368
+WORDS: Final = 520  # of the wide drawing's words
+TOP: Final = 46  # below the names of the lanes
+ROW: Final = 50
+LINE: Final = 17
+FIRST_LANE: Final = 88
+KEY_TEXT: Final = 118
+LETTERS: Final = 17  # of a value that fit beside the key
+WRAP: Final = 72  # letters of words in a line of the wide drawing
+TAIL: Final = 24
+LOST: Final = {"lost_request", "lost_reply"}
+
+
+def element(name: str, content: str = "", **attributes: object) -> str:
+    """Markup. The content is markup already; attributes are escaped, and lose the underscore that Python wants."""
+    said = "".join(
+        f' {key.rstrip("_").replace("_", "-")}="{escape(str(value))}"'
+        for key, value in attributes.items()
+        if value is not None
+    )
+    return f"<{name}{said}>{content}</{name}>" if content else f"<{name}{said}/>"
+
+
+def text(x: float, y: float, said: str, class_: str = "") -> str:
+    return element("text", escape(said), x=_short(x), y=_short(y), class_=class_ or None)
+
+
+class Picture:
+    def __init__(self, trace: Trace, *, words: bool = False) -> None:
+        self.trace = trace
+        self.clients = clients_of(trace)
+        self.words = words
+        self.width = WIDTH + (WORDS if words else 0)
+        self.key = WIDTH - KEY_TEXT - 12
+        pitch = min(66.0, (self.key - 42 - FIRST_LANE) / max(1, len(self.clients) - 1))
+        self.lanes = {name: FIRST_LANE + index * pitch for index, name in enumerate(self.clients)}
+
+    def inline(self, title: str) -> str:
+        """For a page that has ``STYLE``."""
+        return self._draw(title, 0, "")
+
+    def standalone(self, title: str, subtitle: str) -> str:
+        """A file. Its colours follow the reader's, also where it is shown as an image."""
+        heading = text(24, 36, title, "title") + text(24, 57, subtitle, "soft")
+        return self._draw(title, 72, f"<style>\n{STYLE}</style>\n", heading) + "\n"
+
+    def _draw(self, title: str, offset: int, style: str, heading: str = "") -> str:
+        rows: list[str] = []
+        y = TOP + offset
+        before: Moment | None = None
+        for number, moment in enumerate(self.trace.moments, 1):
+            height = self._height(moment)
+            if number == len(self.trace.moments):
+                height = max(height, ROW + TAIL)
+            rows.append(self._moment(number, moment, before, y, height))
+            before = moment
+            y += height
+        height = y + 14
+        ground = element("rect", x=0.5, y=0.5, width=self.width - 1, height=height - 1, rx=10, class_="ground")
+        body = [element("title", escape(title)), style, ground if self.words else "", heading, self._names(offset)]
+        return element(
+            "svg",
+            "\n".join(part for part in [*body, *rows] if part),
+            xmlns="http://www.w3.org/2000/svg",
+            viewBox=f"0 0 {self.width} {height}",
+            width=self.width,
+            height=height,
+            class_="hf",
+            role="img",
+            aria_label=title,
+        )
+
+    def _names(self, offset: int) -> str:
+        y = 20 + offset
+        parts = []
+        for name, x in self.lanes.items():
+            disc = element("circle", cx=_short(x), cy=y, r=11, class_="name")
+            stem = element("line", x1=_short(x), y1=y + 11, x2=_short(x), y2=TOP + offset, class_="idle")
+            parts.append(element("g", stem + disc + text(x, y + 4, name, "letter"), class_=self._of(name)))
+        absent = element("line", x1=self.key, y1=y + 14, x2=self.key, y2=TOP + offset, class_="absent")
+        parts.append(absent + text(self.key - 10, y + 4, "the key", "new"))
+        return "".join(parts)
+
+    def _height(self, moment: Moment) -> int:
+        return max(ROW, LINE * len(self._lines(moment)) + 20) if self.words else ROW
+
+    def _lines(self, moment: Moment) -> list[tuple[str, str]]:
+        """The words of the wide drawing, with the class of each line."""
+        answer = f" → {moment.reply}" if moment.reply else ""
+        said = [("".join(sentence(moment)), "words")]
+        if moment.command:
+            said.append((moment.command + answer, "code soft"))
+        if moment.violation:
+            said.append((f"✗ {moment.violation}", "words wrong"))
+        return [(line, class_) for words, class_ in said for line in textwrap.wrap(words, WRAP) or [""]]
+
+    # One moment -----------------------------------------------------------------------------------------------------
+
+    def _moment(self, number: int, moment: Moment, before: Moment | None, y: int, height: int) -> str:
+        spot = {"x": 4, "y": y - 18, "width": self.width - 8, "height": height - 4, "rx": 8}
+        parts = [element("title", escape("".join(sentence(moment)))), element("rect", **spot, class_="spot")]
+        if moment.violation:
+            parts.append(element("rect", **spot, class_="alarm"))
+        parts += [self._lane(name, moment, before, y, y + height) for name in self.clients]
+        parts.append(self._key_lane(moment, y, y + height))
+        parts.append(self._action(moment, y))
+        parts.append(text(12, y + 4, f"✗ {number}" if moment.violation else str(number), "wrong" if moment.violation else "new"))
+        if before is None or before.at_us != moment.at_us:
+            parts.append(text(FIRST_LANE - 20, y + 4, clock(moment.at_us), "soft small end"))
+        if self.words:
+            parts += [
+                text(WIDTH + 8, y + 4 + LINE * index, line, class_)
+                for index, (line, class_) in enumerate(self._lines(moment))
+            ]
+        return element("g", "".join(parts), class_="moment", data_number=number)
+
+    def _lane(self, name: str, moment: Moment, before: Moment | None, top: int, bottom: int) -> str:
+        if name in moment.dead:
+            return ""
+        x = self.lanes[name]
+        paused = name in moment.paused
+        if name not in moment.holders:
+            kind = "halted" if paused else "idle"
+            return element("line", x1=_short(x), y1=top, x2=_short(x), y2=bottom, class_=kind)
+        clash = bool(moment.violation) and len(moment.holders) > 1
+        kind = "held" + (" halted" if paused else "") + (" clash" if clash else "")
+        bar = element("rect", x=_short(x - 7), y=top, width=14, height=bottom - top, rx=2, class_=kind)
+        return element("g", bar, class_=self._of(name))
+
+    def _key_lane(self, moment: Moment, top: int, bottom: int) -> str:
+        said_at = self.key + 14
+        if moment.value is None:
+            line = element("line", x1=self.key, y1=top, x2=self.key, y2=bottom, class_="absent")
+            return line + text(said_at, top + 4, "free", "soft small")
+        bar = element("rect", x=self.key - 3, y=top, width=6, height=bottom - top, class_="present")
+        value = text(said_at, top + 2, shorten(moment.value or '""', LETTERS), "code new")
+        return bar + value + text(said_at, top + 16, left(moment.ttl_us), "soft small")
+
+    def _action(self, moment: Moment, y: int) -> str:
+        x = self.lanes.get(moment.actor)
+        parts = []
+        if moment.actor == "time":
+            parts.append(element("line", x1=FIRST_LANE - 12, y1=y, x2=self.key - 10, y2=y, class_="passes"))
+        elif x is not None and moment.command:
+            parts.append(self._message(moment, x, y))
+        at = x if x is not None else self.key
+        if moment.fault == "crash":
+            parts.append(element("path", d=f"M{at - 6} {y - 6}l12 12m0 -12l-12 12", class_="cross"))
+        elif moment.fault == "pause":
+            parts.append(element("path", d=f"M{at - 4} {y - 6}v12m8 -12v12", class_="cross"))
+        elif moment.actor != "time":
+            parts.append(element("circle", cx=_short(at), cy=y, r=5.5, class_="act"))
+        if moment.fault:
+            said = label(moment.fault)
+            wide = 6.2 * len(said) + 12
+            start = min(at + 12, self.key - 8 - wide) if x is not None else at - 12 - wide
+            badge = element("rect", x=_short(start), y=y + 7, width=_short(wide), height=16, rx=8, class_="badge")
+            parts.append(badge + text(start + wide / 2, y + 18.5, said, "fault middle"))
+        return element("g", "".join(parts), class_=self._of(moment.actor))
+
+    def _message(self, moment: Moment, x: float, y: int) -> str:
+        """What is asked: an arrow to the key, which does not arrive if it is lost; nor does an answer that is."""
+        end = self.key - 5.0
+        half = (x + end) / 2
+        verb = text(end - 9, y - 5, moment.command.split()[0], "asks halo")
+        cross = element("path", d=f"M{_short(half - 4)} {y - 4}l8 8m0 -8l-8 8", class_="cross")
+        if moment.fault == "lost_request":
+            return element("path", d=f"M{_short(x)} {y}H{_short(half)}", class_="arrow") + cross + verb
+        kind = "arrow back" if moment.fault == "lost_reply" else "arrow"
+        line = element("path", d=f"M{_short(x)} {y}H{_short(end - 6)}", class_=kind)
+        head = element("path", d=f"M{_short(end)} {y}l-8 -4v8z", class_="head")
+        return line + head + (cross if moment.fault in LOST else "") + verb
+
+    def _of(self, name: str) -> str:
+        return f"of-{'abcd'[self.clients.index(name) % 4]}" if name in self.lanes else "of-key"
+
+
+def _short(number: float) -> str:
+    return f"{number:.1f}".removesuffix(".0")
