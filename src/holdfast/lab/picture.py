@@ -30,11 +30,13 @@ FIRST_LANE: Final = 88
 KEY_TEXT: Final = 118
 LETTERS: Final = 17  # of a value that fit beside the key
 WRAP: Final = 72  # letters of words in a line of the wide drawing
-TAIL: Final = 24
+TAIL: Final = 4
+MARGIN: Final = 14
+SIGNS: Final = {"crash": "m-4 -4l8 8m0 -8l-8 8", "pause": "m-3 -4v8m6 -8v8"}
 LOST: Final = {"lost_request", "lost_reply"}
 
 
-def element(name: str, content: str = "", **attributes: object) -> str:
+def element(name: str, content: str = "", /, **attributes: object) -> str:
     """Markup. The content is markup already; attributes are escaped, and lose the underscore that Python wants."""
     said = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{escape(str(value))}"'
@@ -64,10 +66,11 @@ class Picture:
 
     def standalone(self, title: str, subtitle: str) -> str:
         """A file. Its colours follow the reader's, also where it is shown as an image."""
-        heading = text(24, 36, title, "title") + text(24, 57, subtitle, "soft")
-        return self._draw(title, 72, f"<style>\n{STYLE}</style>\n", heading) + "\n"
+        heading = text(12, 38, title, "title") + text(12, 59, subtitle, "soft")
+        return self._draw(title, 76, f"<style>\n{STYLE}</style>", heading) + "\n"
 
     def _draw(self, title: str, offset: int, style: str, heading: str = "") -> str:
+        grounds: list[str] = []  # behind everything, or they would cover the end of the moment before
         rows: list[str] = []
         y = TOP + offset
         before: Moment | None = None
@@ -75,18 +78,26 @@ class Picture:
             height = self._height(moment)
             if number == len(self.trace.moments):
                 height = max(height, ROW + TAIL)
+            grounds.append(self._ground(number, moment, y, height))
             rows.append(self._moment(number, moment, before, y, height))
             before = moment
             y += height
-        height = y + 14
-        ground = element("rect", x=0.5, y=0.5, width=self.width - 1, height=height - 1, rx=10, class_="ground")
-        body = [element("title", escape(title)), style, ground if self.words else "", heading, self._names(offset)]
+        height = y + (22 if self.words else 10)
+        margin = MARGIN if self.words else 0
+        paper = {"width": self.width + 2 * margin - 1, "height": height - 1, "rx": 10}
+        body = [heading, *grounds, self._names(offset), *rows]
         return element(
             "svg",
-            "\n".join(part for part in [*body, *rows] if part),
+            "\n".join(
+                [
+                    element("title", escape(title)),
+                    *([style, element("rect", x=0.5 - margin, y=0.5, **paper, class_="ground")] if style else []),
+                    *(part for part in body if part),
+                ]
+            ),
             xmlns="http://www.w3.org/2000/svg",
-            viewBox=f"0 0 {self.width} {height}",
-            width=self.width,
+            viewBox=f"{-margin} 0 {self.width + 2 * margin} {height}",
+            width=self.width + 2 * margin,
             height=height,
             class_="hf",
             role="img",
@@ -119,15 +130,20 @@ class Picture:
 
     # One moment -----------------------------------------------------------------------------------------------------
 
+    def _ground(self, number: int, moment: Moment, y: int, height: int) -> str:
+        last = moment is self.trace.moments[-1]
+        spot = {"x": 2, "y": y - 19, "width": self.width - 4, "height": height + (27 if last else -4), "rx": 8}
+        alarm = element("rect", **spot, class_="alarm") if moment.violation else ""
+        return element("g", alarm + element("rect", **spot, class_="spot"), class_="moment", data_number=number)
+
     def _moment(self, number: int, moment: Moment, before: Moment | None, y: int, height: int) -> str:
-        spot = {"x": 4, "y": y - 18, "width": self.width - 8, "height": height - 4, "rx": 8}
-        parts = [element("title", escape("".join(sentence(moment)))), element("rect", **spot, class_="spot")]
-        if moment.violation:
-            parts.append(element("rect", **spot, class_="alarm"))
-        parts += [self._lane(name, moment, before, y, y + height) for name in self.clients]
-        parts.append(self._key_lane(moment, y, y + height))
+        parts = [element("title", escape("".join(sentence(moment))))]
+        parts += [self._lane(name, moment, y, y + height) for name in self.clients]
+        parts.append(self._key_lane(moment, before, y, y + height))
         parts.append(self._action(moment, y))
-        parts.append(text(12, y + 4, f"✗ {number}" if moment.violation else str(number), "wrong" if moment.violation else "new"))
+        if moment.violation:
+            parts.append(text(12, y + 19, "✗", "wrong"))
+        parts.append(text(12, y + 4, str(number), "wrong" if moment.violation else "new"))
         if before is None or before.at_us != moment.at_us:
             parts.append(text(FIRST_LANE - 20, y + 4, clock(moment.at_us), "soft small end"))
         if self.words:
@@ -137,26 +153,28 @@ class Picture:
             ]
         return element("g", "".join(parts), class_="moment", data_number=number)
 
-    def _lane(self, name: str, moment: Moment, before: Moment | None, top: int, bottom: int) -> str:
+    def _lane(self, name: str, moment: Moment, top: int, bottom: int) -> str:
         if name in moment.dead:
             return ""
-        x = self.lanes[name]
+        x = _short(self.lanes[name])
         paused = name in moment.paused
         if name not in moment.holders:
-            kind = "halted" if paused else "idle"
-            return element("line", x1=_short(x), y1=top, x2=_short(x), y2=bottom, class_=kind)
-        clash = bool(moment.violation) and len(moment.holders) > 1
-        kind = "held" + (" halted" if paused else "") + (" clash" if clash else "")
-        bar = element("rect", x=_short(x - 7), y=top, width=14, height=bottom - top, rx=2, class_=kind)
-        return element("g", bar, class_=self._of(name))
+            return element("line", x1=x, y1=top, x2=x, y2=bottom, class_="halted" if paused else "idle")
+        clash = " clash" if moment.violation and len(moment.holders) > 1 else ""
+        halted = " halted" if paused else ""
+        x = _short(self.lanes[name] - 7)
+        bar = element("rect", x=x, y=top, width=14, height=bottom - top, class_=f"held{halted}")
+        sides = element("path", d=f"M{x} {top}V{bottom}m14 0V{top}", class_=f"side{halted}{clash}")
+        return element("g", bar + (sides if halted or clash else ""), class_=self._of(name))
 
-    def _key_lane(self, moment: Moment, top: int, bottom: int) -> str:
+    def _key_lane(self, moment: Moment, before: Moment | None, top: int, bottom: int) -> str:
         said_at = self.key + 14
+        new = before is None or before.value != moment.value
         if moment.value is None:
             line = element("line", x1=self.key, y1=top, x2=self.key, y2=bottom, class_="absent")
-            return line + text(said_at, top + 4, "free", "soft small")
+            return line + text(said_at, top + 4, "free", "small new" if new else "small soft")
         bar = element("rect", x=self.key - 3, y=top, width=6, height=bottom - top, class_="present")
-        value = text(said_at, top + 2, shorten(moment.value or '""', LETTERS), "code new")
+        value = text(said_at, top + 2, shorten(moment.value or '""', LETTERS), "code new" if new else "code soft")
         return bar + value + text(said_at, top + 16, left(moment.ttl_us), "soft small")
 
     def _action(self, moment: Moment, y: int) -> str:
@@ -167,18 +185,18 @@ class Picture:
         elif x is not None and moment.command:
             parts.append(self._message(moment, x, y))
         at = x if x is not None else self.key
-        if moment.fault == "crash":
-            parts.append(element("path", d=f"M{at - 6} {y - 6}l12 12m0 -12l-12 12", class_="cross"))
-        elif moment.fault == "pause":
-            parts.append(element("path", d=f"M{at - 4} {y - 6}v12m8 -12v12", class_="cross"))
+        if moment.fault in SIGNS:
+            parts.append(element("circle", cx=_short(at), cy=y, r=9, class_="badge"))
+            parts.append(element("path", d=f"M{_short(at)} {y}{SIGNS[moment.fault]}", class_="cross"))
         elif moment.actor != "time":
             parts.append(element("circle", cx=_short(at), cy=y, r=5.5, class_="act"))
         if moment.fault:
             said = label(moment.fault)
             wide = 6.2 * len(said) + 12
-            start = min(at + 12, self.key - 8 - wide) if x is not None else at - 12 - wide
-            badge = element("rect", x=_short(start), y=y + 7, width=_short(wide), height=16, rx=8, class_="badge")
-            parts.append(badge + text(start + wide / 2, y + 18.5, said, "fault middle"))
+            start = min(at + 14, self.key - 8 - wide) if x is not None else at - 12 - wide
+            down = y + 7 if moment.command or start < at else y - 8
+            badge = element("rect", x=_short(start), y=down, width=_short(wide), height=16, rx=8, class_="badge")
+            parts.append(badge + text(start + wide / 2, down + 11.5, said, "fault middle"))
         return element("g", "".join(parts), class_=self._of(moment.actor))
 
     def _message(self, moment: Moment, x: float, y: int) -> str:
@@ -189,7 +207,7 @@ class Picture:
         cross = element("path", d=f"M{_short(half - 4)} {y - 4}l8 8m0 -8l-8 8", class_="cross")
         if moment.fault == "lost_request":
             return element("path", d=f"M{_short(x)} {y}H{_short(half)}", class_="arrow") + cross + verb
-        kind = "arrow back" if moment.fault == "lost_reply" else "arrow"
+        kind = "arrow unanswered" if moment.fault == "lost_reply" else "arrow"
         line = element("path", d=f"M{_short(x)} {y}H{_short(end - 6)}", class_=kind)
         head = element("path", d=f"M{_short(end)} {y}l-8 -4v8z", class_="head")
         return line + head + (cross if moment.fault in LOST else "") + verb

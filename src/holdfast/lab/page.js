@@ -1,0 +1,58 @@
+"use strict";
+// Each pit can be stepped through: by its slider, its buttons, the arrow keys, or a click on a moment.
+for (const pit of document.querySelectorAll(".pit")) {
+  const steps = pit.querySelector(".steps");
+  const [back, slider, output, on] = ["back", "slider", "output", "on"].map((name) => steps.querySelector("." + name));
+  const words = steps.querySelector(".now-words");
+  const items = [...pit.querySelectorAll(".story > li")];
+  const drawn = [...pit.querySelectorAll("svg .moment")];
+  const last = items.length;
+
+  function show(number) {
+    slider.value = number;
+    slider.setAttribute("aria-valuetext", `moment ${number} of ${last}`);
+    output.textContent = `${number} of ${last}`;
+    back.disabled = number <= 1;
+    on.textContent = number < last ? "Next" : "Again";
+    for (const part of [...drawn, ...items]) {
+      const at = Number(part.dataset.number);
+      part.classList.toggle("now", at === number);
+      part.classList.toggle("later", at > number);
+      part.toggleAttribute("aria-current", at === number);
+    }
+    words.innerHTML = items[number - 1].innerHTML; // our own markup, escaped when it was written
+  }
+
+  const at = () => Number(slider.value);
+  const next = () => show(at() < last ? at() + 1 : 1);
+  const previous = () => show(Math.max(1, at() - 1));
+  slider.addEventListener("input", () => show(at()));
+  back.addEventListener("click", previous);
+  on.addEventListener("click", next);
+  for (const part of [...drawn, ...items]) part.addEventListener("click", () => show(Number(part.dataset.number)));
+  pit.addEventListener("keydown", (event) => {
+    if (event.target === slider || event.altKey || event.ctrlKey || event.metaKey || !pit.open) return;
+    if (event.key === "ArrowRight") show(Math.min(last, at() + 1));
+    else if (event.key === "ArrowLeft") previous();
+    else return;
+    event.preventDefault();
+  });
+  steps.hidden = false;
+  pit.open = false;
+  pit.classList.add("stepping");
+  show(last);
+}
+
+// Without a script all drawings are open. With one, they open as they are asked for, and all of them for paper.
+function reveal() {
+  const pit = location.hash && document.getElementById(decodeURIComponent(location.hash.slice(1)));
+  if (!pit || pit.tagName !== "DETAILS") return;
+  pit.open = true;
+  pit.scrollIntoView();
+}
+addEventListener("hashchange", reveal);
+for (const link of document.querySelectorAll("a.cell")) {
+  link.addEventListener("click", () => { if (link.hash === location.hash) reveal(); });
+}
+addEventListener("beforeprint", () => { for (const pit of document.querySelectorAll(".pit")) pit.open = true; });
+reveal();

@@ -1,0 +1,182 @@
+"""What a search has found, as one HTML page that needs nothing but itself.
+
+The matrix is on top and its broken cells lead to their drawings. A script lets the reader step through a drawing; it
+only adds classes, so a page without one shows the same drawings whole. Style and script are written into the page, and
+its policy forbids anything else to be loaded.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from html import escape
+from importlib import resources
+from typing import TYPE_CHECKING, Final
+
+from holdfast.lab.lanes import clock, count, heading, label, sentence
+from holdfast.lab.picture import STYLE, Picture, element
+from holdfast.lab.trace import BROKEN, HOLDS, UNKNOWN
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from holdfast.lab.trace import Cell, Findings, Moment
+
+__all__ = ["write_page"]
+
+_FILES: Final = resources.files("holdfast.lab")
+_PAGE_STYLE: Final = _FILES.joinpath("page.css").read_text(encoding="utf-8") + STYLE
+_SCRIPT: Final = _FILES.joinpath("page.js").read_text(encoding="utf-8")
+_SIGNS: Final = {HOLDS: "✓", BROKEN: "✗", UNKNOWN: "?"}
+
+
+def write_page(findings: Sequence[Findings], meaning: Mapping[str, str], facts: Mapping[str, str]) -> str:
+    """``facts`` are said at the top: the seed, how many clients, and so on."""
+    pits = [_pits_of(found, meaning) for found in findings]
+    body = "\n".join(
+        [
+            "<h1>Locks, and the pits in them</h1>",
+            "<p>Each lock was driven through every order of its steps, and through faults, by a search that knows "
+            "nothing but what must hold. Where something breaks, the shortest way there is drawn below: "
+            "choose a cell that says <em>broken</em>.</p>",
+            _facts(findings, facts),
+            _matrix(findings),
+            _meanings(findings, meaning),
+            *filter(None, pits),
+        ]
+    )
+    head = "\n".join(
+        [
+            '<meta charset="utf-8">',
+            f'<meta http-equiv="Content-Security-Policy" content="{_policy()}">',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            '<meta name="color-scheme" content="light dark">',
+            "<title>Holdfast: locks, and the pits in them</title>",
+            f"<style>\n{_PAGE_STYLE}</style>",
+        ]
+    )
+    return (
+        f'<!doctype html>\n<html lang="en">\n<head>\n{head}\n</head>\n<body>\n<main>\n{body}\n</main>\n'
+        f"<script>{_SCRIPT}</script>\n</body>\n</html>\n"
+    )
+
+
+def _policy() -> str:
+    digest = base64.b64encode(hashlib.sha256(_SCRIPT.encode()).digest()).decode()
+    return f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; base-uri 'none'"
+
+
+def _facts(findings: Sequence[Findings], facts: Mapping[str, str]) -> str:
+    total = {"states": f"{sum(found.states for found in findings):,}", **facts}
+    return element(
+        "ul",
+        "".join(f"<li>{escape(name)} <b>{escape(value)}</b></li>" for name, value in total.items()),
+        class_="facts",
+    )
+
+
+# The matrix -----------------------------------------------------------------------------------------------------------
+
+
+def _invariants(findings: Sequence[Findings]) -> list[str]:
+    return list(dict.fromkeys(cell.invariant for found in findings for cell in found.cells))
+
+
+def _spaced(name: str) -> str:
+    """``OwnerOnlyRelease`` as words, so that a narrow column can break it."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name)
+
+
+def _matrix(findings: Sequence[Findings]) -> str:
+    # The roles are what a table has by itself; on a phone it is laid out as cards, and browsers would forget them.
+    invariants = _invariants(findings)
+    heads = "".join(f'<th scope="col" role="columnheader">{escape(_spaced(name))}</th>' for name in invariants)
+    rows = []
+    for found in findings:
+        cells = {cell.invariant: cell for cell in found.cells}
+        name = element("th", escape(found.recipe).replace(":", ":<wbr>"), scope="row", role="rowheader")
+        said = "".join(f'<td role="cell">{_cell(cells.get(invariant))}</td>' for invariant in invariants)
+        rows.append(f'<tr role="row">{name}{said}</tr>')
+    return (
+        '<table class="matrix" role="table" aria-label="Recipes and invariants">\n'
+        f'<thead role="rowgroup"><tr role="row"><th scope="col" role="columnheader">recipe</th>{heads}</tr></thead>\n'
+        '<tbody role="rowgroup">\n' + "\n".join(rows) + "\n</tbody>\n</table>"
+    )
+
+
+def _cell(cell: Cell | None) -> str:
+    if cell is None:
+        return ""
+    of = element("span", escape(_spaced(cell.invariant)), class_="of")
+    if cell.trace is not None:
+        steps = f"{cell.trace.steps} step{'' if cell.trace.steps == 1 else 's'}"
+        said = f"{of}{_SIGNS[cell.verdict]} {cell.verdict} <small>{steps}</small>"
+        return element("a", said, class_=f"cell {cell.verdict}", href=f"#{_anchor(cell)}")
+    states = f"<small>{count(cell.states)} states</small>"
+    return element("span", f"{of}{_SIGNS[cell.verdict]} {cell.verdict} {states}", class_=f"cell {cell.verdict}")
+
+
+def _meanings(findings: Sequence[Findings], meaning: Mapping[str, str]) -> str:
+    rows = "".join(
+        f"<div><dt>{escape(_spaced(name))}</dt><dd>{escape(meaning.get(name, ''))}</dd></div>"
+        for name in _invariants(findings)
+    )
+    return f'<h2>What was to hold</h2>\n<dl class="meanings">{rows}</dl>'
+
+
+# The pits -------------------------------------------------------------------------------------------------------------
+
+
+def _anchor(cell: Cell) -> str:
+    return re.sub(r"[^A-Za-z0-9_.-]", "-", f"{cell.recipe}-{cell.invariant}")
+
+
+def _pits_of(found: Findings, meaning: Mapping[str, str]) -> str:
+    pits = [_pit(cell, meaning) for cell in found.cells if cell.trace is not None]
+    if not pits:
+        return ""
+    number = f"{len(pits)} pit{'' if len(pits) == 1 else 's'}"
+    states = f"{found.states:,} states, {'all within the bounds' if found.exhausted else 'as far as time allowed'}"
+    return "\n".join(
+        [f"<h2><code>{escape(found.recipe)}</code></h2>", f'<p class="quiet">{number} in {states}.</p>', *pits]
+    )
+
+
+def _pit(cell: Cell, meaning: Mapping[str, str]) -> str:
+    trace = cell.trace
+    assert trace is not None
+    how, meant = heading(cell, meaning)
+    last = len(trace.moments)
+    picture = Picture(trace).inline(f"{cell.recipe}, {_spaced(cell.invariant)}: {how}")
+    story = "".join(_story(number, moment) for number, moment in enumerate(trace.moments, 1))
+    controls = (
+        '<button type="button" class="back">Back</button>'
+        f'<input type="range" class="slider" min="1" max="{last}" value="{last}" step="1" aria-label="Moment">'
+        '<button type="button" class="on">Next</button><output class="output"></output>'
+    )
+    return "\n".join(
+        [
+            f'<details class="pit" id="{_anchor(cell)}" open>',
+            f'<summary><h3>{escape(_spaced(cell.invariant))}</h3> <span class="how">{escape(how)}</span></summary>',
+            f'<div class="body"><p class="meaning">{escape(meant)}</p>',
+            f'<div class="drawing">{picture}</div>',
+            f'<div class="steps" hidden><div class="controls">{controls}</div>',
+            '<div class="now-words" aria-live="polite"></div></div>',
+            f'<ol class="story">{story}</ol></div>',
+            "</details>",
+        ]
+    )
+
+
+def _story(number: int, moment: Moment) -> str:
+    actor, does = sentence(moment)
+    said = f'<span class="when">{escape(clock(moment.at_us))}</span>'
+    said += (f"<b>{escape(actor)}</b>" if actor else "") + escape(does)
+    if moment.fault:
+        said += f' <span class="tag">{escape(label(moment.fault))}</span>'
+    if moment.command:
+        said += f"<code>{escape(moment.command)}{f' → {escape(moment.reply)}' if moment.reply else ''}</code>"
+    if moment.violation:
+        said += f'<strong class="wrong">{escape(moment.violation)}</strong>'
+    return element("li", said, data_number=number)
