@@ -22,7 +22,7 @@ MAY_IMPORT = {
     "lua": set(),
     "lease": {"errors", "names", "protocol"},  # protocol for the types of annotations only
     "options": {"errors", "lease"},
-    "face": {"errors", "lease", "names", "options"},
+    "face": {"errors", "lease", "names", "options", "protocol"},
     "protocol": {"errors", "lease", "names"},
     "engines": {"errors", "lua", "protocol", "url"},
     "drivers": {"engines", "errors", "lease", "protocol"},

@@ -28,6 +28,7 @@ def test_the_names_are_these() -> None:
         "OutcomeUnknown",
         "ServerSilent",
         "Unavailable",
+        "UnsafeRecipeWarning",
         "Unsupported",
         "connect",
         "lock",
@@ -52,7 +53,7 @@ def test_the_tree_of_errors() -> None:
     assert issubclass(holdfast.ServerSilent, holdfast.AcquireTimeout)
     assert issubclass(holdfast.ServerSilent, holdfast.Unavailable)
     for name in errors.__all__:
-        if name != "LocalOnlyWarning":
+        if not name.endswith("Warning"):
             assert issubclass(getattr(errors, name), holdfast.HoldfastError)
 
 
@@ -62,6 +63,7 @@ ERRORS = [
     errors.AcquireTimeout("a", 0.0),
     errors.ServerSilent("a", 1.5, {"redis://h:1/0": "nothing listens there"}, "Start it"),
     errors.LeaseLost("a", 7, "its key expired"),
+    errors.LeaseLost("a", None, "its key expired"),
     errors.NotHeld("a"),
     errors.OutcomeUnknown("a", "a release", "look at the fence"),
     errors.Unavailable({"redis://h:1/0": "nothing listens there"}, "Start it"),

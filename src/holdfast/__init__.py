@@ -21,6 +21,7 @@ from holdfast.errors import (
     OutcomeUnknown,
     ServerSilent,
     Unavailable,
+    UnsafeRecipeWarning,
     Unsupported,
 )
 
@@ -39,6 +40,7 @@ __all__ = [
     "OutcomeUnknown",
     "ServerSilent",
     "Unavailable",
+    "UnsafeRecipeWarning",
     "Unsupported",
     "connect",
     "lock",

@@ -8,12 +8,13 @@ from typing import Any, Unpack
 
 from holdfast.drivers.aio import Driver
 from holdfast.engines.target import aim
-from holdfast.face import BaseClient
+from holdfast.face import FENCED, BaseClient, fenced_options
 from holdfast.lease import BaseLease
 from holdfast.options import Options, client_terms, patience, seconds
 from holdfast.protocol.lock import BaseLock, BaseLost, extend_lease, release_lease, wait_until_lost
+from holdfast.protocol.recipes.base import BaseRecipe, FencelessLease, refuse_to_extend, release_turn
 
-__all__ = ["Client", "Lease", "Lock", "Lost", "connect", "lock"]
+__all__ = ["Client", "Lease", "Lock", "Lost", "Recipe", "RecipeLease", "connect", "lock"]
 
 
 class Lost(BaseLost):
@@ -74,6 +75,26 @@ class Lock(BaseLock[Lease]):
         await self._driver.run(self._leave(error))
 
 
+class RecipeLease(FencelessLease, Lease):
+    """A hold on a lock of history: no fence, no renewal."""
+
+    __slots__ = ()
+
+    async def extend(self, n: float) -> None:
+        """Unsupported: no lock of history can."""
+        await self._driver.run(refuse_to_extend(self._hold))
+
+    async def release(self) -> None:
+        """Give it back as the recipe does. LeaseLost if the recipe finds that it was not its own any more."""
+        await self._driver.run(release_turn(self._hold))
+
+
+class Recipe(BaseRecipe[Lease], Lock):
+    """A lock of history, used like any other lock."""
+
+    __slots__ = ()
+
+
 class Client(BaseClient):
     """Locks on one server, for the tasks of one event loop at a time."""
 
@@ -104,6 +125,16 @@ class Client(BaseClient):
         """
         keys, terms = self._ask(names, (ttl, wait, renew, max_hold, on_lost, label, cohort))
         return Lock(self._driver, keys, terms, Lease)
+
+    def recipe(self, name: str, key: str, **options: Any) -> Lock:
+        """A lock of history, word for word as it is still deployed. docs/recipes.md has their options and their pits.
+
+        Each warns once per process, but for "holdfast", which is ``lock`` itself.
+        """
+        if name == FENCED:
+            return self.lock(key, **fenced_options(options))
+        recipe: Lock = self._recall(name, key, options, Recipe, RecipeLease)
+        return recipe
 
     async def aclose(self) -> None:
         """Let go of connections and tasks. What is still held is lost to its holder, and ends by its ttl."""

@@ -35,6 +35,7 @@ __all__ = [
     "OutcomeUnknown",
     "ServerSilent",
     "Unavailable",
+    "UnsafeRecipeWarning",
     "Unsupported",
 ]
 
@@ -94,6 +95,10 @@ class LeaseLost(HoldfastError):
         self.reason = reason
 
     def _message(self) -> str:
+        if self.fence is None:  # a lock of history has none
+            return (
+                f"the lease on {self.name!r} was lost: {self.reason}. Stop the guarded work, and look at what it wrote"
+            )
         return (
             f"the lease on {self.name!r} (fence {self.fence}) was lost: {self.reason}. Stop the guarded work, and let "
             "what it writes to refuse this fence"
@@ -191,3 +196,7 @@ class InvalidConfig(HoldfastError, ValueError):
 
 class LocalOnlyWarning(UserWarning):
     """No server was named, so locks reach no further than this machine."""
+
+
+class UnsafeRecipeWarning(UserWarning):
+    """A lock of history was asked for, with the pits that it has."""

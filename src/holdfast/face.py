@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Mapping
 from typing import Any, Final
 
-from holdfast.errors import InvalidName, Unsupported
+from holdfast.errors import InvalidConfig, InvalidName, UnsafeRecipeWarning, Unsupported
 from holdfast.lease import Terms
 from holdfast.names import Keys, check_namespace, keys_of
 from holdfast.options import terms_of
+from holdfast.protocol.recipes import FENCED, RECIPES, make
 
-__all__ = ["BaseClient"]
+__all__ = ["FENCED", "BaseClient", "fenced_options"]
 
 OPTIONS: Final = ("ttl", "wait", "renew", "max_hold", "on_lost", "label", "cohort")
+
+_warned: Final[set[str]] = set()  # of which recipes, once per process
+
+
+def fenced_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of the lock that is no recipe, though it may be asked for as one."""
+    for option in options:
+        if option not in OPTIONS:
+            raise InvalidConfig(f"{option:.60}= of the recipe {FENCED!r}", f"it takes {', '.join(sorted(OPTIONS))}")
+    return dict(options)
 
 
 class BaseClient:
@@ -41,6 +54,35 @@ class BaseClient:
             terms = terms_of(shared=self._shared, words=self._words, **dict(zip(OPTIONS, asked, strict=True)))
             self._recent = asked, [*map(type, asked)], terms
         return keys, terms
+
+    def _recall(
+        self, name: str, key: str, options: Mapping[str, Any], lock_class: type[Any], lease_class: type[Any]
+    ) -> Any:
+        """A lock of history, checked; and a word of warning to whoever asks for it."""
+        recipe = make(
+            self._driver,
+            name,
+            key,
+            namespace=self._namespace,
+            options=options,
+            timeout=self._shared.timeout,
+            lock_class=lock_class,
+            lease_class=lease_class,
+        )
+        kind = RECIPES[name]
+        if getattr(self._driver, "speaks", kind.server) != kind.server:
+            raise Unsupported(
+                f"recipe {name!r} on {self._driver.address}",
+                f"this server is no {kind.server}, and only that has the commands. Here, use client.lock",
+            )
+        if name not in _warned:
+            _warned.add(name)
+            warnings.warn(
+                f"recipe {name!r} is a lock of history: {kind.pit}. Use client.lock, and see docs/recipes.md",
+                UnsafeRecipeWarning,
+                stacklevel=3,
+            )
+        return recipe
 
     def __reduce__(self) -> Any:
         raise TypeError("a client cannot be pickled: connect anew in the other process")

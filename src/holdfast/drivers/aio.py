@@ -14,11 +14,13 @@ import logging
 from collections.abc import Callable
 from secrets import token_hex
 from threading import get_ident
+from time import time
 from typing import Any, TypeVar
 
 from holdfast.drivers import clock, forks
 from holdfast.drivers.body import Body
 from holdfast.engines.redis_aio import Engine, Lifeline
+from holdfast.engines.redis_aio_links import Links
 from holdfast.engines.target import Target
 from holdfast.errors import InvalidConfig
 from holdfast.lease import Hold
@@ -103,6 +105,8 @@ class Shielded(asyncio.Future[Any]):
 class Driver:
     """Runs protocols for one client: its engine, its keeper and its book."""
 
+    speaks = "redis"
+
     def __init__(self, target: Target, timeout: float, *, namespace: str = "") -> None:
         self.address = target.address
         self.book = Book(Bell())
@@ -113,6 +117,7 @@ class Driver:
         self.life = 0  # counts event loops and forks
         self._namespace = namespace
         self._lifeline = Lifeline(self.engine)
+        self._links = Links(self.engine)
         self._keeper: asyncio.Task[None] | None = None
         self._told: set[asyncio.Task[Any]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -122,6 +127,7 @@ class Driver:
             fx.Caller: lambda _: asyncio.current_task(self._loop),
             fx.Entrust: self._entrust,
             fx.Tell: lambda effect: self._tell(effect.hold),
+            fx.CloseLink: lambda effect: self._links.close(effect.link),
         }
         self._name_channel()
         forks.watch(self)
@@ -145,7 +151,7 @@ class Driver:
                     advance = send
                     kind = type(effect)
                     if kind is fx.Now:
-                        value = now()
+                        value = time() if effect.wall else now()
                     elif kind is fx.Call:
                         step, timeout, shielded = effect
                         if not shielded:
@@ -180,9 +186,13 @@ class Driver:
                         value = at_once[kind](effect)
                     elif kind is fx.CallEach:
                         value = await engine.call_each(effect.steps, effect.timeout)
-                    else:
-                        assert kind is fx.Listen
+                    elif kind is fx.Listen:
                         value = await engine.listen(effect.timeout)
+                    elif kind is fx.CallOn:
+                        value = await self._links.call_on(effect.link, effect.commands, effect.timeout)
+                    else:
+                        assert kind is fx.OpenLink
+                        value = await self._links.open(effect.timeout)
             except StopIteration as done:
                 if interrupt is not None:
                     raise interrupt from None
@@ -243,6 +253,7 @@ class Driver:
             self.cohorts.leave(hold)
         await self.engine.close()
         await self._lifeline.close()
+        await self._links.close_all()
         self.board.look_again()  # whoever waits is to find out, too
 
     def _find_loop(self) -> asyncio.AbstractEventLoop:
@@ -256,6 +267,7 @@ class Driver:
             self._loop = loop
             self.engine.move_to(loop)
             self._lifeline.move_to(loop)
+            self._links.move_to(loop)
         self._thread = get_ident()
         return loop
 
@@ -264,6 +276,7 @@ class Driver:
         self._loop = None
         self.engine.forget()
         self._lifeline.forget()
+        self._links.forget()
         self._begin_anew("this process was forked from the holder; the hold stayed with the parent")
 
     def _begin_anew(self, reason: str) -> None:

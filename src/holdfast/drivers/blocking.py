@@ -12,7 +12,7 @@ import threading
 from _thread import allocate_lock, get_ident
 from queue import SimpleQueue
 from secrets import token_hex
-from time import sleep
+from time import sleep, time
 from typing import Any, TypeVar
 
 from holdfast.drivers import clock, forks
@@ -64,6 +64,8 @@ class Bell:
 class Driver:
     """Runs protocols for one client: its engine, its wire, its keeper and its book."""
 
+    speaks = "redis"
+
     def __init__(self, target: Target, *, namespace: str = "") -> None:
         self.address = target.address
         self.engine = Engine(target)
@@ -108,7 +110,7 @@ class Driver:
                     advance = send
                     kind = type(effect)
                     if kind is fx.Now:
-                        value = now()
+                        value = time() if effect.wall else now()
                     elif kind is fx.Call:
                         step = effect.step
                         if type(step) is fx.Step and step.watch:
@@ -145,6 +147,12 @@ class Driver:
         if isinstance(effect, fx.Entrust):
             self.book.entrust(effect.hold, clock.now())
             return self.keep()
+        if isinstance(effect, fx.CallOn):
+            return self.engine.call_on(effect.link, effect.commands, effect.timeout)
+        if isinstance(effect, fx.OpenLink):
+            return self.engine.open_link(effect.timeout)
+        if isinstance(effect, fx.CloseLink):
+            return self.engine.close_link(effect.link)
         assert isinstance(effect, fx.Tell)
         return self._tell(effect.hold)
 

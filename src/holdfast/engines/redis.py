@@ -26,12 +26,13 @@ from holdfast.engines.wire import (
     connect_failure,
     is_elsewhere,
     is_noscript,
+    leaves_nothing,
     lost_connection,
     pack,
     refusal,
     silence,
 )
-from holdfast.protocol.effects import StepFailed
+from holdfast.protocol.effects import Command, StepFailed
 
 __all__ = ["Engine"]
 
@@ -60,7 +61,7 @@ class Line:
     but for a try now and then.
     """
 
-    __slots__ = ("_connection", "_hope", "_poll", "_reader", "_sock", "rested_at")
+    __slots__ = ("_connection", "_hope", "_poll", "_reader", "_sock", "bound", "rested_at")
 
     def __init__(self, target: Target, timeout: float) -> None:
         extra = target.prepare() if target.prepare else {}
@@ -75,6 +76,7 @@ class Line:
         self._reader = hiredis.Reader()
         self._hope = _HOPE
         self.rested_at = 0.0
+        self.bound = False  # the server remembers something of it: what is watched, or the beginning of a MULTI
 
     def ask(self, data: bytes, deadline: float) -> Any:
         """Send one request and return its reply. Silence when that takes too long."""
@@ -207,6 +209,30 @@ class Engine:
             return [failed] * len(ops)
         self._put_back(line, *replies)
         return [refusal(reply, self.address) if isinstance(reply, hiredis.ReplyError) else reply for reply in replies]
+
+    # Links: a line for one caller alone, for commands that need one and the same connection.
+
+    def open_link(self, timeout: float) -> Line:
+        return self._take(timeout)
+
+    def call_on(self, line: Line, commands: Sequence[Command], timeout: float) -> list[Any]:
+        """The reply to each, or its StepFailed. If the line is lost, so is the link."""
+        if line not in self._open:  # it was lost before, or the client was closed, or has forked
+            raise client_closed(self.address) if self._closed else lost_connection(self.address, None)
+        line.bound = not leaves_nothing(commands)
+        try:
+            replies = line.ask_all([pack(command) for command in commands], timeout)
+        except BaseException as error:
+            raise self._broken(line, error, timeout) from error
+        return [refusal(reply, self.address) if isinstance(reply, hiredis.ReplyError) else reply for reply in replies]
+
+    def close_link(self, line: Line) -> None:
+        if line not in self._open:
+            return
+        if line.bound:  # it would spoil the next one's transaction
+            self._drop(line)
+        else:
+            self._put_back(line)
 
     def _broken(self, line: Line, error: BaseException, timeout: float) -> BaseException:
         """Something went wrong in the middle of an exchange: the line is of no more use. What to raise instead."""

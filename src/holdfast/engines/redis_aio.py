@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from time import monotonic
 from typing import Any, Final
@@ -230,6 +230,10 @@ class Engine:
             await connection.disconnect(nowait=True)
             raise
         return Wire(connection, self, asyncio.get_running_loop(), push)
+
+    def open_wire(self) -> Coroutine[Any, Any, Wire]:
+        """Another connection, for somebody to have for itself."""
+        return self._open(None)
 
     def note_loss(self, wire: Wire) -> None:
         """That connection is no more."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import re
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import hiredis
@@ -26,6 +26,7 @@ __all__ = [
     "connect_failure",
     "is_elsewhere",
     "is_noscript",
+    "leaves_nothing",
     "lost_connection",
     "pack",
     "refusal",
@@ -59,6 +60,11 @@ def is_elsewhere(reply: object) -> bool:
 
 def is_noscript(reply: object) -> bool:
     return isinstance(reply, hiredis.ReplyError) and str(reply).startswith("NOSCRIPT")
+
+
+def leaves_nothing(commands: Sequence[Command]) -> bool:
+    """Whether the server remembers nothing of the connection after these commands, so that others may use it."""
+    return commands[-1].args[0] in ("EXEC", "UNWATCH", "DISCARD")
 
 
 # What a server can refuse for a while: code -> (what it means, what to do about it)
