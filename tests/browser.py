@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import base64
+import fcntl
 import json
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -24,18 +26,23 @@ FLAGS = [
 ]
 
 
+def _lifted(fd: int) -> int:
+    high = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 10)
+    os.close(fd)
+    return high
+
+
 class Browser:
     """One page of a browser that starts with an empty profile and leaves nothing behind."""
 
     def __init__(self) -> None:
         assert CHROMIUM is not None
         self._profile = tempfile.TemporaryDirectory(prefix="hf-chromium-", ignore_cleanup_errors=True)
-        theirs, self._to = os.pipe()
-        self._from, answers = os.pipe()
-        # Chromium reads commands from 3 and writes answers to 4.
-        program = ["/bin/sh", "-c", f'exec "$@" 3<&{theirs} 4>&{answers}', "sh", CHROMIUM, *FLAGS]
+        # Chromium reads commands from 3 and writes answers to 4; ours are higher, so that neither overwrites the other.
+        theirs, self._to, self._from, answers = (_lifted(fd) for fd in (*os.pipe(), *os.pipe()))
+        become = f"import os, sys; os.dup2({theirs}, 3); os.dup2({answers}, 4); os.execv(sys.argv[1], sys.argv[1:])"
         self._process = subprocess.Popen(
-            [*program, f"--user-data-dir={self._profile.name}", "about:blank"],
+            [sys.executable, "-c", become, CHROMIUM, *FLAGS, f"--user-data-dir={self._profile.name}", "about:blank"],
             pass_fds=(theirs, answers),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,

@@ -40,8 +40,9 @@ def left(ttl_us: int | None) -> str:
 def count(number: int) -> str:
     """A number of states, in at most four letters."""
     for size, unit in ((1_000_000, "M"), (1_000, "k")):
-        if number >= size:
-            return f"{number / size:.{0 if number >= 10 * size else 1}f}{unit}"
+        scaled = number / size
+        if scaled >= 0.9995:
+            return f"{scaled:.{0 if scaled >= 9.95 else 1}f}{unit}"
     return str(number)
 
 

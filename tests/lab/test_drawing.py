@@ -1,0 +1,139 @@
+"""Drawings in the terminal: what stands in which lane, at the widths that terminals have."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from holdfast.lab.drawing import Drawing
+from holdfast.lab.lanes import clients_of, clock, count, left, sentence, shorten
+from holdfast.lab.matrix import Matrix
+from holdfast.lab.trace import Moment, Trace
+from tests.lab.stories import FINDINGS, HOSTILE, ORPHAN, PAUSE, STORIES
+
+
+def drawn(thing: object, width: int = 80, *, colour: bool = False, encoding: str = "utf-8") -> list[str]:
+    file = io.TextIOWrapper(io.BytesIO(), encoding=encoding, errors="replace")
+    console = Console(file=file, width=width, force_terminal=colour, color_system="truecolor" if colour else None)
+    console.print(thing)
+    file.flush()
+    return file.buffer.getvalue().decode(encoding).splitlines()
+
+
+def the(words: str, lines: list[str]) -> int:
+    """The one line with these words."""
+    (index,) = (index for index, line in enumerate(lines) if words in line)
+    return index
+
+
+@pytest.mark.parametrize("width", [80, 120, 200])
+@pytest.mark.parametrize("story", STORIES, ids=lambda story: story.recipe)
+def test_a_drawing_fits_and_tells_everything(story: Trace, width: int) -> None:
+    lines = drawn(Drawing(story), width)
+    assert max(map(len, lines)) <= width
+    told = " ".join(" ".join(lines).split())
+    for moment in story.moments:
+        for word in " ".join((moment.does, moment.violation, moment.command, moment.reply)).split():
+            assert word in told
+
+
+def test_four_clients_fit_on_eighty_columns() -> None:
+    names = ("A", "B", "C", "D")
+    moments = tuple(Moment(n, name, "asks " * 30, "", "GET k", "1", "v" * 90) for n, name in enumerate(names))
+    assert max(map(len, drawn(Drawing(Trace("x", "y", 4, (), (), moments))))) <= 80
+
+
+def test_lanes_show_who_holds_who_is_paused_and_who_is_dead() -> None:
+    lines = drawn(Drawing(PAUSE))
+    assert lines[the("A takes the lock", lines)].startswith("    0 s  ●───┼───▶ a.1")
+    assert lines[the("A takes the lock", lines) + 1].startswith("         █   │   ┃ ttl 3 s")
+    assert lines[the("[pause]", lines)].startswith("   2 ms  ‖   │   ┃")
+    assert lines[the("[pause]", lines) + 1].startswith("         ▒   │   ┃")
+    assert "free" in lines[the("The server: the key's", lines)]
+    assert lines[the("A and B hold", lines)].startswith("         █   █   ┃")
+    lines = drawn(Drawing(ORPHAN))
+    assert lines[the("[crash]", lines)].startswith("   2 ms  ✖   │   ┃")
+    assert lines[the("B asks", lines)].startswith("   3 ms      ●───▶ 1"), "who is dead has no lane"
+
+
+def test_a_violation_is_red_and_a_fault_yellow_and_both_are_words() -> None:
+    lines = drawn(Drawing(PAUSE), colour=True)
+    assert "\x1b[1;31m" in lines[the("A and B hold", lines)]
+    assert "\x1b[1;33m" in lines[the("[pause]", lines)]
+    plain = drawn(Drawing(PAUSE))
+    assert "✗ A and B hold the lock at the same time." in plain[the("A and B hold", plain)]
+
+
+def test_a_terminal_without_the_letters_gets_plain_ones() -> None:
+    lines = drawn(Drawing(PAUSE), encoding="ascii")
+    assert lines[the("A takes the lock", lines)].startswith("    0 s  o---+---> a.1")
+    for text in (lines, drawn(Matrix(FINDINGS), encoding="ascii")):
+        assert not [line for line in text if "?" in line.replace("?     ", "").replace(" unknown", "").replace("✓", "")]
+
+
+def test_markup_in_a_trace_is_text() -> None:
+    moment = Moment(0, "A", "says [bold]loudly[/bold]", command="SET k [red]", value="[link]")
+    text = "\n".join(drawn(Drawing(Trace("x", "y", 1, (), (), (moment,)))))
+    assert all(part in text for part in ("[bold]loudly[/bold]", "SET k [red]", "[link]"))
+
+
+def test_only_those_who_take_part_have_a_lane() -> None:
+    assert clients_of(PAUSE) == ["A", "B"]
+    assert clients_of(HOSTILE) == ["A", "B", "C"]
+
+
+@pytest.mark.parametrize(
+    ("us", "said"),
+    [(0, "0 s"), (7, "7 µs"), (1500, "1.5 ms"), (2_998_000, "2.998 s"), (90_000_000, "90 s"), (-2_000_000, "-2 s")],
+)
+def test_times_are_short_numbers(us: int, said: str) -> None:
+    assert clock(us) == said
+    assert left(us) == f"ttl {said}"
+    assert left(None) == "no ttl"
+
+
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [(0, "0"), (999, "999"), (1234, "1.2k"), (9_960, "10k"), (98_765, "99k"), (999_999, "1.0M"), (12_345_678, "12M")],
+)
+def test_counts_have_four_letters_at_most(number: int, said: str) -> None:
+    assert count(number) == said
+    assert len(said) <= 4
+
+
+def test_a_long_value_keeps_both_ends() -> None:
+    assert shorten("abcdefgh", 8) == "abcdefgh"
+    assert shorten("abcdefghi", 8) == "abcd…ghi"
+
+
+def test_a_sentence_names_its_actor_once() -> None:
+    assert sentence(Moment(0, "A", "asks")) == ("A", " asks")
+    assert sentence(Moment(0, "A", "A asks")) == ("", "A asks")
+    assert sentence(Moment(0, "server", "restarts")) == ("The server", ": restarts")
+    assert sentence(Moment(0, "server", "the server restarts")) == ("", "the server restarts")
+    assert sentence(Moment(0, "time", "a second goes by")) == ("", "a second goes by")
+
+
+# The matrix ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("width", [80, 100, 120, 160, 200, 400])
+@pytest.mark.parametrize("rows", [1, 3, 9])
+def test_the_matrix_fits_and_every_cell_has_its_verdict(width: int, rows: int) -> None:
+    lines = drawn(Matrix((FINDINGS * 3)[:rows]), width)
+    assert max(len(line.rstrip()) for line in lines) <= width
+    assert "…" not in "".join(lines)
+    text = "\n".join(lines)
+    assert "broken (4 steps)" in text or "✗ 4" in text
+    assert "holds (1,234 states)" in text or "✓1.2k" in text or "✓ 1.2k" in text
+
+
+def test_a_wide_matrix_says_it_in_words() -> None:
+    matrix = Matrix(FINDINGS)
+    lines = drawn(matrix, matrix.width)
+    assert lines[0].split() == ["recipe", "MutualExclusion", "NoOrphan", "OwnerOnlyRelease"]
+    row = lines[the("set_nx ", lines)]
+    assert row.split() == ["set_nx", "broken", "(6", "steps)", "unknown", "holds", "(1,234", "states)"]
+    assert not Matrix(FINDINGS[:1]).width > matrix.width
