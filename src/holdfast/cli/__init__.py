@@ -35,7 +35,7 @@ _DURATION: Final = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+) ?(ms|[smhd]|)")
 class Commands(click.Group):
     """A group whose commands are named here and live in modules of their own."""
 
-    homes: Final = {"run": "holdfast.cli.run"}
+    homes: Final = {"lab": "holdfast.cli.lab", "run": "holdfast.cli.run"}
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted(self.homes)

@@ -72,4 +72,4 @@ def heading(cell: Cell, meaning: Mapping[str, str]) -> tuple[str, str]:
     assert trace is not None
     by = ", ".join(label(fault) for fault in dict.fromkeys(trace.faults))
     steps = f"{trace.steps} step{'' if trace.steps == 1 else 's'}"
-    return f"broken in {steps}, {f'with {by}' if by else 'without any fault'}", meaning.get(cell.invariant, "")
+    return f"broken in {steps} ({by or 'no fault needed'})", meaning.get(cell.invariant, "")

@@ -1,0 +1,255 @@
+"""``holdfast lab``: search the locks of history for their pits, draw what was found, and perform it on a real server.
+
+Results go to stdout, everything else to stderr.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+from rich.console import Console
+from rich.text import Text
+
+from holdfast.cli import Voice
+from holdfast.cli.searching import (
+    RECIPE,
+    Failure,
+    bounds,
+    one_of,
+    output_file,
+    progress_bar,
+    search,
+    searches,
+    settings,
+    survey,
+)
+from holdfast.errors import HoldfastError, InvalidConfig
+
+if TYPE_CHECKING:
+    from holdfast.lab.trace import Cell, Findings, Trace
+
+__all__ = ["lab"]
+
+NO_FILE: Final = 1  # what was to be saved does not exist
+NOT_CONFIRMED: Final = 1
+
+
+def console() -> Console:
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal that lacks a letter shows a question mark
+    return Console(highlight=False)
+
+
+@click.group(
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    short_help="Search locks for their pits, and draw them.",
+)
+@RECIPE
+@searches
+@click.option("--json", "as_json", is_flag=True, help="Print the matrix as JSON.")
+@click.pass_context
+def lab(
+    ctx: click.Context,
+    *,
+    recipes: tuple[str, ...],
+    faults: tuple[str, ...],
+    clients: int,
+    seed: int,
+    budget: float,
+    as_json: bool,
+) -> int:
+    """Search the locks that people really wrote for their pits, and print recipe by invariant.
+
+    Each recipe is driven through every order of its steps, and through faults, until everything was seen or the budget
+    is used up. A cell holds (in so many states), is broken (in so many steps: SHOW draws them), or is unknown.
+
+    DURATION is in seconds, or has a unit: 250ms, 90s, 5m, 1h.
+    """
+    if ctx.invoked_subcommand is not None:
+        for param in ctx.command.params:
+            if param.name and ctx.get_parameter_source(param.name) is click.core.ParameterSource.COMMANDLINE:
+                after = f"write it after it: holdfast lab {ctx.invoked_subcommand} {param.opts[0]} ..."
+                raise click.UsageError(f"{param.opts[0]} stands before {ctx.invoked_subcommand!r}; {after}", ctx)
+        return 0
+    asked = settings(faults, clients, seed, budget)
+    findings = survey(recipes, asked)
+    if as_json:
+        click.echo(json.dumps(as_data(findings, seed), indent=2))
+        return 0
+    print_matrix(findings, asked)
+    return 0
+
+
+def as_data(findings: Sequence[Findings], seed: int) -> dict[str, Any]:
+    cells = [cell for found in findings for cell in found.cells]
+    return {
+        "seed": seed,
+        "states": sum(found.states for found in findings),
+        "cells": [
+            {
+                "recipe": cell.recipe,
+                "invariant": cell.invariant,
+                "verdict": cell.verdict,
+                "states": cell.states,
+                "steps": cell.trace.steps if cell.trace else None,
+                "faults": list(cell.trace.faults) if cell.trace else [],
+            }
+            for cell in cells
+        ],
+    }
+
+
+def print_matrix(findings: Sequence[Findings], asked: dict[str, Any]) -> None:
+    from holdfast.lab.matrix import Matrix
+
+    out = console()
+    matrix = Matrix(findings)
+    if not out.is_terminal and "COLUMNS" not in os.environ:
+        out.width = max(80, matrix.width)  # a file has room for every word
+    out.print(matrix)
+    states = sum(found.states for found in findings)
+    out.print(f"\n{states:,} states; {bounds(asked)}", style="dim", soft_wrap=True)
+    broken = next((cell for found in findings for cell in found.cells if cell.trace), None)
+    if broken is not None:
+        out.print(f"holdfast lab show {broken.recipe} {broken.invariant} draws how that breaks", style="dim")
+
+
+@lab.command(short_help="Draw how a recipe breaks an invariant.")
+@click.argument("recipe", callback=one_of("ROWS"))
+@click.argument("invariant", callback=one_of("INVARIANTS"))
+@searches
+@click.option("--save", callback=output_file, metavar="FILE", help="Write the trace, for 'holdfast lab replay'.")
+@click.option("--svg", callback=output_file, metavar="FILE", help="Write the drawing as an image.")
+def show(
+    *,
+    recipe: str,
+    invariant: str,
+    faults: tuple[str, ...],
+    clients: int,
+    seed: int,
+    budget: float,
+    save: Path | None,
+    svg: Path | None,
+) -> int:
+    """Find the shortest way in which RECIPE breaks INVARIANT, and draw it.
+
+    A lane per client and one for the key with its value and what is left of its ttl, time downwards.
+    """
+    asked = settings(faults, clients, seed, budget)
+    meaning: dict[str, str] = search().MEANING
+    with progress_bar() as progress:
+        cell: Cell = search().find(recipe, invariant, **asked, progress=progress)
+    out = console()
+    if cell.trace is None:
+        told = {
+            "holds": f"holds in all of {cell.states:,} states. Nothing within the bounds breaks it.",
+            "unknown": f"unknown after {cell.states:,} states. Give it a larger --budget.",
+        }
+        out.print(Text.assemble((f"{recipe}, {invariant}: ", "bold"), told.get(cell.verdict, cell.verdict)))
+        out.print(f"{meaning.get(invariant, '')}", markup=False)
+        out.print(f"\n{bounds(asked)}", style="dim", soft_wrap=True)
+        return NO_FILE if save or svg else 0
+    draw(out, cell, meaning)
+    if save:
+        save.write_text(cell.trace.to_json() + "\n", encoding="utf-8")
+    if svg:
+        from holdfast.lab.lanes import heading
+        from holdfast.lab.picture import Picture
+
+        how, _ = heading(cell, meaning)
+        svg.write_text(Picture(cell.trace, words=True).standalone(f"{recipe}: {invariant}", how), encoding="utf-8")
+    out.print(f"\n{cell.states:,} states; {bounds(asked)}", style="dim", soft_wrap=True)
+    return 0
+
+
+def draw(out: Console, cell: Cell, meaning: dict[str, str]) -> None:
+    from holdfast.lab.drawing import Drawing
+    from holdfast.lab.lanes import heading
+
+    assert cell.trace is not None
+    how, meant = heading(cell, meaning)
+    out.print(Text.assemble((f"{cell.recipe}, {cell.invariant}: ", "bold"), (how, "bold red")))
+    out.print()
+    out.print(Drawing(cell.trace))
+    out.print()
+    why = next((moment.violation for moment in reversed(cell.trace.moments) if moment.violation), "")
+    if why:
+        out.print(Text(why, "bold red"))
+    out.print(Text.assemble("What was to hold, ", (cell.invariant, "bold"), f": {meant}"))
+
+
+@lab.command(short_help="Perform a saved trace on a real server.")
+@click.argument("trace", type=click.File(encoding="utf-8"))
+@click.option("--url", metavar="URL", help="The server.  [default: HOLDFAST_URL, else local://, which is this machine]")
+def replay(*, trace: Any, url: str | None) -> int:
+    """Perform the schedule of TRACE, a file ('-' for stdin) from 'holdfast lab show --save', on a real server.
+
+    Each moment is printed as it happens. Exit code 0 if the outcome is confirmed, 1 if not, 69 if no real server can
+    be made to do that.
+    """
+    search()
+    from holdfast.lab.replay import perform
+
+    schedule = read_trace(trace)
+    url = url or os.environ.get("HOLDFAST_URL")
+    if not url:
+        url = "local://"
+        Voice(as_json=False, quiet=False).say("local", "no server was named, so local:// is used; name one with --url")
+    out = console()
+    try:
+        outcome = perform(schedule, url, say=lambda line: out.print(line, markup=False, soft_wrap=True))
+    except InvalidConfig as error:
+        raise click.UsageError(str(error)) from error
+    except HoldfastError as error:
+        raise Failure(str(error)) from error
+    said = ("confirmed", "bold green") if outcome.confirmed else ("not confirmed", "bold red")
+    out.print(Text.assemble(said, f": {outcome.why}"), soft_wrap=True)
+    return 0 if outcome.confirmed else NOT_CONFIRMED
+
+
+def read_trace(file: Any) -> Trace:
+    from holdfast.lab.trace import Trace
+
+    try:
+        return Trace.from_json(file.read())
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        raise click.UsageError(
+            f"{file.name!r} is no trace; 'holdfast lab show RECIPE INVARIANT --save FILE' writes one"
+        ) from error
+
+
+@lab.command(short_help="Write a page with the matrix and every drawing.")
+@click.option("--html", required=True, callback=output_file, metavar="FILE", help="The page to write.")
+@RECIPE
+@searches
+def report(
+    *, html: Path, recipes: tuple[str, ...], faults: tuple[str, ...], clients: int, seed: int, budget: float
+) -> int:
+    """Search, and write one page that needs nothing but itself: the matrix, and a drawing of every pit.
+
+    The drawings can be stepped through.
+    """
+    from holdfast.lab.page import write_page
+
+    asked = settings(faults, clients, seed, budget)
+    findings = survey(recipes, asked)
+    names = "all kinds" if len(asked["faults"]) == len(search().FAULTS) else ", ".join(asked["faults"]) or "none"
+    facts = {"clients": str(clients), "faults": names.replace("_", " "), "seed": str(seed)}
+    page = write_page(findings, search().MEANING, facts)
+    try:
+        html.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise Failure(f"{str(html)!r} cannot be written: {error.strerror}") from error
+    pits = sum(cell.trace is not None for found in findings for cell in found.cells)
+    states = sum(found.states for found in findings)
+    out = console()
+    out.print(f"{html}: {pits} pits in {states:,} states; {bounds(asked)}", markup=False, soft_wrap=True)
+    return 0

@@ -1,0 +1,169 @@
+"""What the commands of ``holdfast lab`` have in common: the options of a search, its progress, and its bounds in words.
+
+What the search needs (Lua, by lupa) is an extra, so it is imported only when a search is asked for: ``--help`` works
+without.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from holdfast.cli import UNAVAILABLE, duration
+
+if TYPE_CHECKING:
+    from holdfast.lab.trace import Findings
+
+__all__ = [
+    "RECIPE",
+    "Failure",
+    "bounds",
+    "one_of",
+    "output_file",
+    "progress_bar",
+    "search",
+    "searches",
+    "settings",
+    "survey",
+]
+
+NONE: Final = "none"
+
+
+class Failure(click.ClickException):
+    """It was asked for rightly, and cannot be had here."""
+
+    exit_code = UNAVAILABLE
+
+
+def search() -> ModuleType:
+    """The module that searches, or how to get what it needs."""
+    try:
+        return import_module("holdfast.lab.survey")
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "lupa":
+            raise
+        raise Failure("the lab runs the locks' own Lua and needs lupa: pip install 'holdfast[lab]'") from error
+
+
+# Options ------------------------------------------------------------------------------------------------------------
+
+
+def one_of(what: str) -> Callable[[click.Context, click.Parameter, Any], Any]:
+    """A callback for names that the search knows: a list of them in the module that searches, such as ``ROWS``."""
+
+    def check(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
+        if not value or ctx.resilient_parsing:
+            return value
+        known = {name.lower(): name for name in getattr(search(), what)}
+        if param.name == "faults":
+            known[NONE] = NONE
+        found = []
+        for name in [value] if isinstance(value, str) else value:
+            if name.lower() not in known:
+                raise click.BadParameter(f"{name!r} is none of {', '.join(known.values())}", ctx, param)
+            found.append(known[name.lower()])
+        return found[0] if isinstance(value, str) else tuple(dict.fromkeys(found))
+
+    return check
+
+
+RECIPE: Final = click.option(
+    "--recipe",
+    "recipes",
+    multiple=True,
+    callback=one_of("ROWS"),
+    metavar="NAME",
+    help="Search this one only; may be repeated.",
+)
+SEARCH_OPTIONS: Final = (
+    click.option(
+        "--fault",
+        "faults",
+        multiple=True,
+        callback=one_of("FAULTS"),
+        metavar="KIND",
+        help="Let only this go wrong; may be repeated. 'none' for nothing.  [default: everything]",
+    ),
+    click.option("--clients", type=click.IntRange(2, 4), default=3, help="How many compete.  [default: 3]"),
+    click.option("--seed", type=int, default=0, help="Of what is tried at random.  [default: 0]"),
+    click.option(
+        "--budget",
+        callback=duration(0.01),
+        metavar="DURATION",
+        default="30s",
+        help="How long the whole search may take.  [default: 30s]",
+    ),
+)
+
+
+def searches(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the options of a search."""
+    for option in reversed(SEARCH_OPTIONS):
+        command = option(command)
+    return command
+
+
+def output_file(ctx: click.Context, param: click.Parameter, value: str | None) -> Path | None:
+    """A file to write: it is better refused before a search than after it."""
+    if value is None:
+        return None
+    path = Path(value)
+    if path.is_dir() or not os.access(path if path.exists() else path.absolute().parent, os.W_OK):
+        raise click.BadParameter(f"{value!r} cannot be written", ctx, param)
+    return path
+
+
+def settings(faults: tuple[str, ...], clients: int, seed: int, budget: float) -> dict[str, Any]:
+    """What the search takes, from what the options say."""
+    chosen = tuple(name for name in faults or search().FAULTS if name != NONE)
+    return {"faults": chosen, "clients": clients, "seed": seed, "budget": budget}
+
+
+# Searching ------------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def progress_bar() -> Iterator[Callable[[Any], None] | None]:
+    """A bar on stderr, if somebody looks at it."""
+    err = Console(stderr=True, highlight=False)
+    if not err.is_terminal:
+        yield None
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        TextColumn("{task.fields[said]}", style="dim"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=err, transient=True) as bar:
+        task = bar.add_task("searching", total=None, said="")
+
+        def show(at: Any) -> None:
+            said = f"{at.done} of {at.of} recipes, {at.states:,} states, {at.broken} broken"
+            bar.update(task, description=at.row, completed=at.done, total=at.of, said=said)
+
+        yield show
+
+
+def survey(recipes: tuple[str, ...], asked: dict[str, Any]) -> list[Findings]:
+    module = search()
+    with progress_bar() as progress:
+        findings: list[Findings] = module.survey(recipes or module.ROWS, **asked, progress=progress)
+    return findings
+
+
+def bounds(asked: dict[str, Any]) -> str:
+    """The seed is always said: with it, what was met at random is met again."""
+    faults = asked["faults"]
+    going_wrong = "every fault" if len(faults) == len(search().FAULTS) else ", ".join(faults) or "no fault"
+    return f"{asked['clients']} clients, {going_wrong}, budget {asked['budget']:g} s, seed {asked['seed']}"
