@@ -31,6 +31,7 @@ from holdfast.cli.searching import (
     survey,
 )
 from holdfast.errors import HoldfastError, InvalidConfig
+from holdfast.lab.faults import FAULTS
 
 if TYPE_CHECKING:
     from holdfast.lab.trace import Cell, Findings, Trace
@@ -47,7 +48,20 @@ def console() -> Console:
     return Console(highlight=False)
 
 
+class LabGroup(click.Group):
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Kinds of fault"):
+            formatter.write_dl(list(FAULTS.items()))
+        try:
+            rows = search().ROWS
+        except Failure:
+            return  # help is for those, too, who have yet to install what a search needs
+        with formatter.section("Recipes"):
+            formatter.write_text(", ".join(rows))
+
+
 @click.group(
+    cls=LabGroup,
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     short_help="Search locks for their pits, and draw them.",
@@ -69,7 +83,7 @@ def lab(
     """Search the locks that people really wrote for their pits, and print recipe by invariant.
 
     Each recipe is driven through every order of its steps, and through faults, until everything was seen or the budget
-    is used up. A cell holds (in so many states), is broken (in so many steps: SHOW draws them), or is unknown.
+    is used up. A cell holds (in so many states), is broken (in so many steps, which 'show' draws), or is unknown.
 
     DURATION is in seconds, or has a unit: 250ms, 90s, 5m, 1h.
     """

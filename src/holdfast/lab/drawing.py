@@ -129,7 +129,9 @@ class Drawing:
         marks = [self._lane(glyphs, name, before) for name in self.clients]
         if moment.actor in self.clients:
             index = self.clients.index(moment.actor)
-            sign = {"": glyphs.act, "crash": glyphs.crash, "pause": glyphs.pause}.get(moment.fault, glyphs.fault)
+            sign = {"": glyphs.act, "crash": glyphs.crash, "pause": glyphs.pause, "stall": glyphs.pause}.get(
+                moment.fault, glyphs.fault
+            )
             marks[index] = (sign, "bold yellow" if moment.fault else f"bold {self._colour(moment.actor)}")
         return marks
 

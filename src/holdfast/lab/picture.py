@@ -32,7 +32,7 @@ LETTERS: Final = 17  # of a value that fit beside the key
 WRAP: Final = 72  # letters of words in a line of the wide drawing
 TAIL: Final = 4
 MARGIN: Final = 14
-SIGNS: Final = {"crash": "m-4 -4l8 8m0 -8l-8 8", "pause": "m-3 -4v8m6 -8v8"}
+SIGNS: Final = {"crash": "m-4 -4l8 8m0 -8l-8 8", "pause": "m-3 -4v8m6 -8v8", "stall": "m-3 -4v8m6 -8v8"}
 LOST: Final = {"lost_request", "lost_reply"}
 
 
