@@ -7,8 +7,15 @@ from holdfast.lab.trace import BROKEN, HOLDS, UNKNOWN, Cell, Findings, Moment, T
 S = 1_000_000
 MEANING = {
     "MutualExclusion": "No two clients hold the lock at the same time.",
-    "NoOrphan": "When nobody wants the lock any more, a newcomer gets it soon.",
+    "FencedSafety": "A late write is refused.",
     "OwnerOnlyRelease": "Only the holder frees the lock.",
+    "OwnerOnlyStretch": "Only the holder makes it last.",
+    "NoFalseHold": "Who was told so holds the lock.",
+    "NoOrphan": "When nobody wants the lock any more, a newcomer gets it soon.",
+    "NoLostWakeup": "Nobody sleeps beside a free lock.",
+    "FenceMonotone": "Numbers grow.",
+    "AcquireTotality": "Every try ends somehow.",
+    "Fifo": "First come, first served.",
 }
 
 
@@ -95,7 +102,7 @@ FINDINGS = [
                 story.recipe,
                 invariant,
                 BROKEN if invariant == story.invariant else UNKNOWN if invariant == "NoOrphan" else HOLDS,
-                1234,
+                1234567 if invariant == "Fifo" else 1234,
                 story if invariant == story.invariant else None,
             )
             for invariant in MEANING
