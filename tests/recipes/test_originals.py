@@ -92,7 +92,7 @@ def increments(make: Any, server: Server) -> int:
 
     def increment(counter: Socket) -> None:
         value = int(counter.ask("GET", "counter"))
-        time.sleep(0.0001)
+        time.sleep(0)
         counter.ask("SET", "counter", value + 1)
 
     def theirs() -> None:
@@ -101,7 +101,7 @@ def increments(make: Any, server: Server) -> int:
             client.lock()
             increment(counter)
             client.unlock()
-            time.sleep(0.0003)  # give way
+            time.sleep(0.0001)  # give way
         client.close()
         counter.close()
 
@@ -111,7 +111,7 @@ def increments(make: Any, server: Server) -> int:
             for _ in range(INCREMENTS):
                 with client.recipe(make.recipe, "foo", sleep=0.001, **make.options):
                     increment(counter)
-                time.sleep(0.0003)
+                time.sleep(0.0001)
         counter.close()
 
     async def with_tasks() -> None:
@@ -121,7 +121,7 @@ def increments(make: Any, server: Server) -> int:
             for _ in range(INCREMENTS):
                 async with recipe:
                     increment(counter)
-                await asyncio.sleep(0.0003)
+                await asyncio.sleep(0.0001)
         counter.close()
 
     def watched(work: Callable[[], object]) -> Callable[[], None]:
