@@ -7,6 +7,7 @@ import itertools
 import math
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import threading
@@ -159,6 +160,7 @@ BAD = [
     ("getset", {"ttl": True}, "a number of seconds"),
     ("getset", {"ttl": "10"}, "a number of seconds"),
     ("getset", {"ttl": 10**10}, "a number of seconds"),
+    ("getset", {"ttl": 10**5000}, "too large to show"),
     ("getset", {"sleep": -1}, "a number of seconds"),
     ("getset", {"wait": -1}, "a number of seconds"),
     ("getset", {"unit": "minutes"}, "'us', 'ms', 's'"),
@@ -270,6 +272,29 @@ def test_a_forked_child_holds_nothing_and_frees_nothing(client: holdfast.Client,
     assert admin.exists(recipe.key)
     recipe.release()
     assert not admin.exists(recipe.key)
+
+
+@pytest.mark.parametrize("name", EXCLUDING)
+def test_who_is_interrupted_while_it_waits_leaves_its_object_free(client: holdfast.Client, name: str) -> None:
+    class Alarm(BaseException):
+        pass
+
+    def ring(number: int, frame: object) -> None:
+        raise Alarm
+
+    recipe, other = client.recipe(name, "foo"), client.recipe(name, "foo")
+    assert other.acquire()
+    before = signal.signal(signal.SIGALRM, ring)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.02)
+        with pytest.raises(Alarm):
+            recipe.acquire()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    other.release()
+    assert recipe.acquire(blocking=False)
+    recipe.release()
 
 
 @asyncio_test

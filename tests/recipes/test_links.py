@@ -91,6 +91,28 @@ def test_an_error_is_the_reply_of_its_command_alone(client: holdfast.Client, adm
     assert isinstance(got, StepFailed)
 
 
+def test_what_fails_gives_its_link_up(face: Any, admin: redis.Redis) -> None:
+    def use(name: str) -> None:
+        recipe = face.recipe(name, "foo")
+        admin.delete("lock:foo")
+        assert recipe.acquire()
+        admin.delete("lock:foo")
+        admin.rpush("lock:foo", "a list")
+        with pytest.raises(holdfast.Unsupported, match="lock 'foo'"):
+            recipe.release()
+        if name == "watch":
+            with pytest.raises(holdfast.Unsupported, match="lock 'foo'"):
+                recipe.acquire()
+
+    for name in ("watch", "setnx_repair"):
+        use(name)
+    before = connections_of(admin)
+    for _ in range(5):
+        for name in ("watch", "setnx_repair"):
+            use(name)
+    eventually(lambda: connections_of(admin) <= before)
+
+
 def test_a_fork_in_the_middle_leaves_the_link_to_the_parent(client: holdfast.Client, admin: redis.Redis) -> None:
     attempt = ByHand(client, client.recipe("watch", "foo")._acquire(0.0)).until("MULTI")
     child = os.fork()

@@ -189,25 +189,36 @@ def release_turn(turn: Turn) -> Effects[None]:
     ours = True
     try:
         ours = yield from scheme.free(turn, timeout)
+        yield from hang_up(turn)
     except StepFailed as failed:
+        yield from hang_up(turn)
         if not scheme.forgiving:
             raise _unreleased(turn, failed) from failed.__cause__
         log.error("lock %r: its release failed: %s", turn.name, failed.error)
     except STOPPED:
-        # A cancelled caller has no second chance, so neither has the key. But a bare DEL is not sent twice: by the
-        # second time the lock may be another's.
+        yield from hang_up(turn)
         if scheme.compares:
-            yield from hang_up(turn)
-            yield from scheme.free(turn, timeout)
+            yield from _free_after_all(turn, timeout)
         raise
     finally:
         turn.phase = ENDED
         _leave_gate(turn)
         for bell in list(turn.bells):
             bell.ring()
-    yield from hang_up(turn)
     if not ours:
         raise LeaseLost(turn.name, None, "its key is gone, or is now another holder's")
+
+
+def _free_after_all(turn: Turn, timeout: float) -> Effects[None]:
+    """Its caller was interrupted in the middle of release, and nobody will come back for it.
+
+    Not where release is a bare DEL, for by the second time the lock may be another's.
+    """
+    try:
+        yield from turn.scheme.free(turn, timeout)
+    except StepFailed:
+        pass  # it ends by its ttl
+    yield from hang_up(turn)
 
 
 def refuse_to_extend(turn: Turn) -> Effects[None]:
@@ -234,7 +245,7 @@ def _named(turn: Turn, error: HoldfastError) -> HoldfastError:
 
 def _unreleased(turn: Turn, failed: StepFailed) -> HoldfastError:
     if not failed.sent:
-        return failed.error
+        return _named(turn, failed.error)
     lasts = turn.scheme.lasts
     ends = f"it ends by itself after its ttl of {lasts:g} s" if lasts < float("inf") else "it never ends by itself"
     return OutcomeUnknown(turn.name, "a release", f"a lock of history does not try again, and {ends}")

@@ -95,10 +95,17 @@ def option(default: Any, check: Callable[[str, Any], Any]) -> Any:
     return field(default=default, metadata={"check": check})
 
 
+def _shown(value: object) -> str:
+    try:
+        return f"{value!r:.60}"
+    except ValueError:  # an int with more digits than Python is willing to print
+        return "a number too large to show"
+
+
 def seconds(least: float) -> Callable[[str, Any], float]:
     def check(what: str, value: Any) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= LONGEST:
-            raise InvalidConfig(f"{what}={value!r:.60}", f"give a number of seconds from {least:g} to {LONGEST:g}")
+            raise InvalidConfig(f"{what}={_shown(value)}", f"give a number of seconds from {least:g} to {LONGEST:g}")
         return float(value)
 
     return check
@@ -110,14 +117,14 @@ def _patience(what: str, value: Any) -> float | None:
 
 def _text(what: str, value: Any) -> str:
     if not isinstance(value, str):
-        raise InvalidConfig(f"{what}={value!r:.60}", "give a str")
+        raise InvalidConfig(f"{what}={_shown(value)}", "give a str")
     return value
 
 
 def one_of(*choices: Any) -> Callable[[str, Any], Any]:
     def check(what: str, value: Any) -> Any:
         if not any(type(value) is type(choice) and value == choice for choice in choices):
-            raise InvalidConfig(f"{what}={value!r:.60}", f"give one of {', '.join(map(repr, choices))}")
+            raise InvalidConfig(f"{what}={_shown(value)}", f"give one of {', '.join(map(repr, choices))}")
         return value
 
     return check
