@@ -276,10 +276,12 @@ class Process:
             if not self._shielded:
                 self.cancel_noted = False
                 value = self._stop()
-            elif isinstance(value, fx.StepFailed):
+            elif isinstance(value, fx.StepFailed) or callable(value):
                 value = fx.Interrupted()  # it had its chance; the caller will not wait for another try
         if value is _NOW:
             value = self.machine.now()
+        elif callable(value):  # most time-outs never come to pass, so what they say is not made up in advance
+            value = value()
         advance = self._routine.throw if isinstance(value, BaseException) else self._routine.send
         self._go(advance, value)
 
@@ -291,12 +293,12 @@ class Process:
         if isinstance(effect, fx.Call):
             self._shielded = effect.shielded
             world.send(machine, [effect.step], lambda replies: self.answer(pending, replies[0]))
-            world.later(self._due(effect.timeout), self, pending, world.silence(effect.timeout))
+            world.later(self._due(effect.timeout), self, pending, lambda: world.silence(effect.timeout))
             return pending
         if isinstance(effect, fx.CallEach):
             world.send(machine, effect.steps, lambda replies: self.answer(pending, replies))
-            silent = [world.silence(effect.timeout)] * len(effect.steps)
-            world.later(self._due(effect.timeout), self, pending, silent)
+            all_silent = [effect.timeout] * len(effect.steps)
+            world.later(self._due(effect.timeout), self, pending, lambda: [*map(world.silence, all_silent)])
             return pending
         if isinstance(effect, fx.Wait):
             return self._wait(effect, pending)
@@ -304,7 +306,7 @@ class Process:
             if machine.board.armed:
                 return True
             world.listen(machine, lambda heard: self.answer(pending, heard))
-            world.later(self._due(effect.timeout), self, pending, world.silence(effect.timeout))
+            world.later(self._due(effect.timeout), self, pending, lambda: world.silence(effect.timeout))
             return pending
         if isinstance(effect, fx.NewToken):
             return machine.new_token(effect.label)
@@ -320,11 +322,11 @@ class Process:
             effect.hold.notify = block.cancel
             return self, block
         if isinstance(effect, fx.OpenLink):
-            return machine.new_link()
+            return world.open_link(machine)
         if isinstance(effect, fx.CallOn):
             link = effect.link
             world.send(machine, effect.commands, lambda replies: self.answer(pending, _of_link(replies)), link)
-            world.later(self._due(effect.timeout), self, pending, world.silence(effect.timeout))
+            world.later(self._due(effect.timeout), self, pending, lambda: world.silence(effect.timeout))
             return pending
         if isinstance(effect, fx.CloseLink):
             return world.close_link(effect.link)

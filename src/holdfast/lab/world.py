@@ -64,8 +64,9 @@ def perform(store: Store, op: Step | Command, link: str | None = None) -> Any:
     return str(reply).encode() if isinstance(reply, Status) else reply
 
 
-def failed(why: str, *, sent: bool, retry: bool = True) -> StepFailed:
-    return StepFailed(Unavailable({"the world's server": why}, "See the world's faults"), sent=sent, retry=retry)
+def failed(why: str, *, sent: bool, retry: bool = True, prompt: bool = False) -> StepFailed:
+    error = Unavailable({"the world's server": why}, "See the world's faults")
+    return StepFailed(error, sent=sent, retry=retry, prompt=prompt)
 
 
 def silence(timeout: float) -> StepFailed:
@@ -208,6 +209,9 @@ class World:
                 self.at(self.now_us + self.latency_us, lambda: answer(allowed))
 
             self.at(self.now_us + self.latency_us, arrive)
+
+    def open_link(self, machine: Machine) -> str:
+        return machine.new_link()
 
     def close_link(self, link: str) -> None:
         """Its connection is closed, and what the server remembered of it is gone."""

@@ -1,0 +1,230 @@
+"""The invariants, each a function of a history.
+
+A history is a list of events in the order in which they happened. It can come from a search, where that order is
+exact, or from processes on real machines whose clocks are comparable; a checker sees no difference, and knows nothing
+of recipes. A verdict is ``holds``, ``broken`` or ``unknown``: the last if the history says nothing about the matter
+(no fences in it, nobody waited).
+
+A *hold* runs from acquire's return (``granted``) to release's call (``leaves``), and is cut short by its holder's death
+(``crashed``), by word of its loss (``lost``), and at its local deadline, where the protocol itself keeps one.
+
+| event | client | what it says |
+|---|---|---|
+| wants | who | an attempt to acquire begins |
+| arrived | who | the server has refused it, and it waits its turn |
+| granted | who | acquire returned; its fence and local deadline, None where there is none |
+| extended | who | the holder may now rely on it until then |
+| refused | who | acquire returned without, or raised |
+| believes | who | ``held`` was true just now, when its deadline was that |
+| writes | who | it writes to what the lock guards, with its fence |
+| lost | who | the holder was told that it is over |
+| leaves, released, unreleased | who | release was called; it returned; it raised |
+| crashed | who | it is no more |
+| touched | who, or -1 for all | a fault befell it, of the kind in ``what`` |
+| removed, stretched | who did it | the key, or its deadline, was changed by a step of that client; ``other`` owned it |
+| left_behind | who | its attempt ended without a grant, nothing of it is under way, and yet the key is its |
+| newcomer | -1 | all is over, and somebody new asks: ``what`` is "in", or "out" if that took too long |
+| idle | who | it waits for a lock that has been free for too long |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+from holdfast.lab.trace import BROKEN, HOLDS, UNKNOWN, Verdict
+
+__all__ = ["CHECKS", "INVARIANTS", "MEANING", "Check", "Event", "Report", "check"]
+
+
+class Event(NamedTuple):
+    at_us: int
+    client: int
+    kind: str
+    fence: int | None = None
+    until_us: int | None = None
+    what: str = ""
+    other: int = -1
+
+
+class Report(NamedTuple):
+    verdict: Verdict
+    why: str = ""  # in a sentence with {0}, {1}, ... for clients
+    clients: tuple[int, ...] = ()  # who those are
+
+
+History = Sequence[Event]
+_HOLDS: Final = Report(HOLDS)
+_UNKNOWN: Final = Report(UNKNOWN)
+_ENDS_A_HOLD: Final = frozenset({"leaves", "crashed", "lost"})
+
+
+def mutual_exclusion(history: History) -> Report:
+    """No two holds overlap."""
+    open_until: dict[int, int | None] = {}
+    for event in history:
+        if event.kind == "granted":
+            for other, until_us in open_until.items():
+                if other != event.client and (until_us is None or until_us > event.at_us):
+                    why = "{0} has the lock, and {1} still has it too"
+                    return Report(BROKEN, why, (event.client, other))
+            open_until[event.client] = event.until_us
+        elif event.kind == "extended" and event.client in open_until:
+            open_until[event.client] = event.until_us
+        elif event.kind in _ENDS_A_HOLD:
+            open_until.pop(event.client, None)
+    return _HOLDS
+
+
+def fenced_safety(history: History) -> Report:
+    """A resource that refuses lower fences never takes a write from a hold that a later one has superseded."""
+    seen: int | None = None
+    latest = -1  # whose hold was granted last
+    for event in history:
+        if event.kind == "granted":
+            latest = event.client
+        elif event.kind == "writes":
+            if event.fence is not None:
+                if seen is not None and event.fence < seen:
+                    continue  # the resource has refused it
+                seen = event.fence
+            if latest not in (-1, event.client):
+                how = "without a fence nobody can refuse it" if event.fence is None else "and its fence does not tell"
+                return Report(BROKEN, f"{{0}} writes although {{1}} has taken over; {how}", (event.client, latest))
+    return _HOLDS
+
+
+def owner_only_release(history: History) -> Report:
+    """Only the holder's own steps remove the key."""
+    for event in history:
+        if event.kind == "removed":
+            return Report(BROKEN, "{0} takes away the lock of {1}", (event.client, event.other))
+    return _HOLDS
+
+
+def owner_only_stretch(history: History) -> Report:
+    """Only the holder's own steps change the key's deadline."""
+    for event in history:
+        if event.kind == "stretched":
+            return Report(BROKEN, f"{{0}} {event.what} the lock of {{1}}", (event.client, event.other))
+    return _HOLDS
+
+
+def no_false_hold(history: History) -> Report:
+    """``held`` is never true after the local deadline."""
+    asked = False
+    for event in history:
+        if event.kind == "believes" and event.until_us is not None:
+            asked = True
+            if event.at_us >= event.until_us:
+                return Report(BROKEN, "{0} is told that it holds the lock, after its own deadline", (event.client,))
+    return _HOLDS if asked else _UNKNOWN
+
+
+def no_orphan(history: History) -> Report:
+    """Once everyone alive has stopped wanting the lock, a newcomer gets in within ttl + bound."""
+    asked = False
+    for event in history:
+        if event.kind == "newcomer":
+            asked = True
+            if event.what != "in":
+                return Report(BROKEN, "nobody wants the lock any more, and yet a newcomer does not get in")
+    return _HOLDS if asked else _UNKNOWN
+
+
+def no_lost_wakeup(history: History) -> Report:
+    """A free lock and a live waiter make progress within the bound."""
+    waited = False
+    for event in history:
+        waited = waited or event.kind in ("arrived", "granted")
+        if event.kind == "idle":
+            return Report(BROKEN, "the lock is free, and {0} goes on waiting for it", (event.client,))
+    return _HOLDS if waited else _UNKNOWN
+
+
+def fence_monotone(history: History) -> Report:
+    """Each grant has a greater fence than all before."""
+    last: Event | None = None
+    for event in history:
+        if event.kind == "granted" and event.fence is not None:
+            if last is not None and last.fence is not None and event.fence <= last.fence:
+                return Report(BROKEN, "the fence of {0} is not greater than that of {1}", (event.client, last.client))
+            last = event
+    return _UNKNOWN if last is None else _HOLDS
+
+
+def acquire_totality(history: History) -> Report:
+    """Each attempt ends granted, refused, or cleaned up."""
+    ended = False
+    for event in history:
+        ended = ended or event.kind in ("granted", "refused")
+        if event.kind == "left_behind":
+            return Report(BROKEN, "{0} did not get the lock, and yet shuts everybody out in its name", (event.client,))
+    return _HOLDS if ended else _UNKNOWN
+
+
+def fifo(history: History) -> Report:
+    """Among live waiters whom no fault has befallen, who comes first is served first."""
+    waiting: list[int] = []
+    touched: set[int] = set()
+    came = False
+    for event in history:
+        if event.kind == "touched":
+            if event.client < 0:
+                return _HOLDS if came else _UNKNOWN  # from here on the order may be lost, as a server may forget it
+            touched.add(event.client)
+        elif event.kind == "arrived" and event.client not in waiting:
+            came = True
+            waiting.append(event.client)
+        elif event.kind in ("granted", "refused", "crashed"):
+            if event.kind == "granted":
+                place = waiting.index(event.client) if event.client in waiting else len(waiting)
+                for other in waiting[:place]:
+                    if other not in touched and event.client not in touched:
+                        why = "{0} gets the lock before {1}, who came first"
+                        return Report(BROKEN, why, (event.client, other))
+            if event.client in waiting:
+                waiting.remove(event.client)
+    return _HOLDS if came else _UNKNOWN
+
+
+class Check(NamedTuple):
+    judge: Callable[[History], Report]
+    ends_with: frozenset[str]  # the kinds of event that can break it
+
+
+def _check(judge: Callable[[History], Report], *ends_with: str) -> Check:
+    return Check(judge, frozenset(ends_with))
+
+
+CHECKS: Final = {
+    "MutualExclusion": _check(mutual_exclusion, "granted"),
+    "FencedSafety": _check(fenced_safety, "writes"),
+    "OwnerOnlyRelease": _check(owner_only_release, "removed"),
+    "OwnerOnlyStretch": _check(owner_only_stretch, "stretched"),
+    "NoFalseHold": _check(no_false_hold, "believes"),
+    "NoOrphan": _check(no_orphan, "newcomer"),
+    "NoLostWakeup": _check(no_lost_wakeup, "idle"),
+    "FenceMonotone": _check(fence_monotone, "granted"),
+    "AcquireTotality": _check(acquire_totality, "left_behind"),
+    "Fifo": _check(fifo, "granted"),
+}
+INVARIANTS: Final = tuple(CHECKS)
+
+MEANING: Final = {
+    "MutualExclusion": "Two never hold the lock at the same time.",
+    "FencedSafety": "What the lock guards never takes a write from somebody whose lock has gone to the next.",
+    "OwnerOnlyRelease": "Nobody takes away a lock that is somebody else's.",
+    "OwnerOnlyStretch": "Nobody makes somebody else's lock last longer, or shorter.",
+    "NoFalseHold": "Nobody is told that it holds the lock when its own time is up.",
+    "NoOrphan": "A lock that nobody wants any more becomes free by itself.",
+    "NoLostWakeup": "Nobody goes on waiting for a lock that is free.",
+    "FenceMonotone": "Every holder gets a greater number than all before it.",
+    "AcquireTotality": "Who did not get the lock leaves nothing behind that shuts others out.",
+    "Fifo": "Who comes first is served first.",
+}
+
+
+def check(history: History) -> dict[str, Report]:
+    """What this history says of every invariant."""
+    return {name: check.judge(history) for name, check in CHECKS.items()}

@@ -1,0 +1,108 @@
+"""The rows of the matrix: each lock of history, and the fenced lock, as a search sees it.
+
+A row is a lock and the bounds within which it is explored, nothing else. What comes of it is found by the search.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Final
+
+from holdfast.errors import InvalidConfig
+from holdfast.lab.memcached import Memcached
+from holdfast.lab.model import NEVER, Config
+from holdfast.lab.store import Store
+from holdfast.lease import BaseLease, Terms
+from holdfast.names import keys_of
+from holdfast.protocol.lock import BaseLock
+from holdfast.protocol.recipes import FENCED, RECIPES, make, options_of, scheme_of
+from holdfast.protocol.recipes.deadline import Deadlined
+
+__all__ = ["ROWS", "config_of", "recipe_config"]
+
+TTL: Final = 3.0
+SLEEP: Final = 1.3  # between tries: so that they do not all fall on the beats of the ttl
+# How long a holder stays at most: with a stall on top it is still within the ttl. What the program with the repair
+# gets wrong shows in the last half second only.
+STAY_US: Final = {"setnx_repair": 2_900_000}
+TIMEOUT: Final = 1.0  # of one command
+NAME: Final = "foo"
+
+# A row is the name of a recipe, or a name and a variant of it, by the option that makes the difference.
+VARIANTS: Final[dict[str, dict[str, Any]]] = {
+    "setnx_repair:as_written": {"repair": "as_written"},
+    "getset:same_value": {"release": "same_value"},
+    "getset:del": {"release": "del"},
+}
+
+ROWS: Final = (
+    "setnx",
+    "setnx_expire",
+    "setnx_repair",
+    "setnx_repair:as_written",
+    "multi",
+    "getset",
+    "getset:same_value",
+    "getset:del",
+    "getset_equal",
+    "watch_blind",
+    "watch",
+    "set_nx_plain",
+    "set_nx",
+    "memcached_add",
+    FENCED,
+)
+
+_TERMS: Final = Terms(
+    ttl=TTL,
+    wait=None,
+    renew=True,
+    max_hold=None,
+    on_lost=None,
+    label="",
+    cohort=64,
+    timeout=5.0,
+    fence_retention=3600.0,
+)
+
+
+def config_of(row: str, **bounds: Any) -> Config:
+    """What is explored for that row; ``bounds`` are fields of Config."""
+    if row == FENCED:
+        return fenced_config(**bounds)
+    name = row.partition(":")[0]
+    if name not in RECIPES or (row != name and row not in VARIANTS):
+        raise InvalidConfig(f"recipe {row!r:.60}", f"there are {', '.join(ROWS)}")
+    return recipe_config(name, **VARIANTS.get(row, {}))._replace(**bounds)
+
+
+def recipe_config(name: str, **options: Any) -> Config:
+    """A lock of history with those options, if not otherwise said at the pace of the lab."""
+    known = options_of(name)
+    options = {"sleep": SLEEP, **({"ttl": TTL} if "ttl" in known else {}), **options}
+    scheme = scheme_of(name, options)
+    return Config(
+        make_lock=lambda driver: make(driver, name, NAME, options=options, timeout=TIMEOUT),
+        key=scheme.prefix + NAME,
+        deadline_us=scheme.deadline_us,
+        new_store=Memcached if scheme.server == "memcached" else Store,
+        by_server=not isinstance(scheme, Deadlined),
+        ttl_us=round(TTL * 1e6),
+        stay_us=STAY_US.get(name, 1_400_000),
+        leaves_us=((0, NEVER),),
+        idle_us=round(options["sleep"] * 1e6) + 100_000,
+        idle_us_per_fault=round((options["sleep"] + TIMEOUT) * 1e6) + 100_000,
+    )
+
+
+def fenced_config(**bounds: Any) -> Config:
+    """The fenced lock. ``cohort`` and what else ``Terms`` has may be said, too."""
+    terms = replace(_TERMS, **{name: bounds.pop(name) for name in list(bounds) if name in Terms.__dataclass_fields__})
+    keys = keys_of(NAME)
+    return Config(
+        make_lock=lambda driver: BaseLock(driver, keys, terms, BaseLease),
+        key=keys.main,
+        deadline_us=lambda value, expires_us: expires_us,
+        new_store=Store,
+        ttl_us=round(terms.ttl * 1e6),
+    )._replace(**bounds)

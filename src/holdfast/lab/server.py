@@ -1,0 +1,132 @@
+"""The server of a search: every store that was met, each once, and what each step did to it.
+
+Stores are interned by what they hold and what time it is there, so that a state of the search names one by a mark (a
+number, the same for the same store); and a step on a store is worked out once. The very .lua files run, by
+``perform``, as everywhere in the lab.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any, NamedTuple
+
+from holdfast.lab.site import Request, frozen
+from holdfast.lab.store import Store
+from holdfast.lab.world import perform
+from holdfast.lua import SCRIPTS
+from holdfast.protocol.effects import Step
+
+__all__ = ["Done", "Server"]
+
+
+class Done(NamedTuple):
+    """What came of a step."""
+
+    store: int
+    replies: tuple[Any, ...] = ()
+    bells: tuple[tuple[bytes, bytes], ...] = ()  # channel and text
+    written: frozenset[bytes] = frozenset()
+    watched: frozenset[bytes] = frozenset()  # keys of which the sender wants to be told
+
+
+class Server:
+    def __init__(self, first: Any, key: bytes) -> None:
+        self.key = key
+        self._stores: dict[int, Any] = {}
+        self._done: dict[Hashable, Done] = {}
+        self._seen: dict[int, tuple[bytes | None, int | None]] = {}  # the lock's value, and when it expires
+        if isinstance(first, Store):
+            for script in SCRIPTS.values():
+                first.execute("SCRIPT", "LOAD", script.source)
+        self.first = self._mark(first)
+
+    def __len__(self) -> int:
+        return len(self._stores)
+
+    def _mark(self, store: Any) -> int:
+        store.written.clear()
+        store.outbox.clear()
+        mark = hash((store.now_us, store.fingerprint()))
+        if mark not in self._stores:
+            self._stores[mark] = store
+            value = store.values.get(self.key)
+            ends_ms = store.deadlines.get(self.key)
+            # In the millisecond of its deadline a key is still there.
+            self._seen[mark] = _shown(value), None if ends_ms is None else (ends_ms + 1) * 1000
+        return mark
+
+    def lock(self, store_mark: int) -> tuple[bytes | None, int | None]:
+        """What the lock's key holds, and from when on (by the server's clock) it will be gone; None for never."""
+        return self._seen[store_mark]
+
+    def now_us(self, store_mark: int) -> int:
+        now_us: int = self._stores[store_mark].now_us
+        return now_us
+
+    def store(self, store_mark: int) -> Any:
+        """To look at, not to touch."""
+        return self._stores[store_mark]
+
+    def later(self, store_mark: int, us: int) -> int:
+        """The same store so much later. Backwards, too, if its clock is set."""
+        cause = store_mark, us
+        done = self._done.get(cause)
+        if done is None:
+            store = self._stores[store_mark].copy()
+            store.now_us += us
+            done = self._done[cause] = Done(self._mark(store))
+        return done.store
+
+    def execute(self, store_mark: int, request: Request, channel: str) -> Done:
+        """A request of the client with that channel."""
+        cause = store_mark, request.content, channel if request.listens else None
+        done = self._done.get(cause)
+        if done is None:
+            done = self._done[cause] = self._execute(self._stores[store_mark].copy(), request, channel)
+        return done
+
+    def _execute(self, store: Any, request: Request, channel: str) -> Done:
+        if request.listens:
+            store.subscribed |= {channel.encode()}
+            return Done(self._mark(store), (True,))
+        replies = tuple(frozen(perform(store, op, request.link)) for op in request.ops)
+        watched = frozenset(op.keys[0].encode() for op in request.ops if isinstance(op, Step) and op.watch)
+        bells, written = tuple(store.outbox), frozenset(store.written)
+        return Done(self._mark(store), replies, bells, written, watched)
+
+    def hang_up(self, store_mark: int, links: tuple[str, ...], channel: str = "") -> int:
+        """Connections are gone: those of a client that crashed, or one that was given up."""
+        cause = store_mark, "hang up", links, channel
+        done = self._done.get(cause)
+        if done is None:
+            store = self._stores[store_mark].copy()
+            for name in list(store.connections):
+                if name in links or (channel and str(name).startswith(channel.removeprefix("bell:") + "/")):
+                    store.session(name).close()
+            if channel:
+                store.subscribed -= {channel.encode()}
+            done = self._done[cause] = Done(self._mark(store))
+        return done.store
+
+    def change(self, store_mark: int, kind: str, other: int = -1) -> int:
+        """What a fault does to the server: it is empty, it is what it was before, a key or the scripts are gone."""
+        cause = store_mark, kind, other
+        done = self._done.get(cause)
+        if done is None:
+            store = self._stores[store_mark].copy()
+            if kind == "eviction":
+                store.remove(self.key)
+            elif kind == "script_flush":
+                store.execute("SCRIPT", "FLUSH")
+            else:
+                now_us = store.now_us
+                store = type(store)(now_us) if kind == "restart" else self._stores[other].copy()
+                store.now_us = now_us
+                store.connections.clear()
+                store.subscribed = frozenset()
+            done = self._done[cause] = Done(self._mark(store))
+        return done.store
+
+
+def _shown(value: Any) -> bytes | None:
+    return value if value is None or isinstance(value, bytes) else repr(value).encode()

@@ -1,0 +1,386 @@
+"""One client of a search: a machine with a visitor on it, cut off from everything but the inputs that it is fed.
+
+The explorer needs to go back to any earlier point and on from there, and a generator cannot be copied. But whatever a
+machine does is decided by its inputs (replies, times, bells, cancellations), so a point in its life is the list of
+inputs that led there: a ``Local``. Locals are interned, and the effect of an input on each is worked out once, however
+many states of the search have it in common. Only then is a machine rebuilt, by feeding it what it had before; or not
+even that, if the machine that has just arrived there has not been led on since.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, NamedTuple
+
+from holdfast.errors import HoldfastError
+from holdfast.lab.machine import Cancelled, Machine, Process
+from holdfast.lab.waiting import Bell
+from holdfast.lab.world import failed, silence
+from holdfast.lease import HELD, LOST
+from holdfast.protocol.effects import Command, Step, StepFailed, wait
+from holdfast.protocol.recipes.scheme import Turn
+
+__all__ = ["LISTEN", "Failure", "Input", "Local", "Note", "Request", "Site", "Visit", "frozen"]
+
+LISTEN = "listen"
+Input = tuple[Any, ...]  # its kind, when it comes (in us), and what it brings
+
+
+class Request(NamedTuple):
+    """Something on its way to the server; the number is its machine's own count."""
+
+    number: int
+    ops: tuple[Step | Command, ...]
+    link: str | None = None
+    listens: bool = False
+
+    @property
+    def content(self) -> Any:
+        """All but the number: what the server gets to see."""
+        return LISTEN if self.listens else (self.ops, self.link)
+
+
+class Note(NamedTuple):
+    """Something that a visitor did or learnt; see ``check`` for the kinds."""
+
+    kind: str
+    fence: int | None = None
+    until_us: int | None = None  # a deadline, where there is one
+    what: str = ""
+
+
+class Visit(NamedTuple):
+    """What every client of a search does: acquire, stay for a while, release."""
+
+    make_lock: Callable[[Any], Any]  # given a driver
+    patience: float | None = None
+    stay_us: int = 2_000_000  # at most; it may leave at any time before
+
+
+class _Timer(NamedTuple):
+    due_us: int
+    number: int
+    process: Process | None
+    pending: object
+    value: Any
+
+    def is_stale(self) -> bool:
+        return self.process is not None and not self.process.waits_for(self.pending)
+
+
+class Site:
+    """The world as one machine sees it. It has the face of a ``World``, and does nothing by itself."""
+
+    latency_us = 0
+    hung = down = False
+
+    def __init__(self, name: str, visit: Visit, skew_us: int = 0) -> None:
+        self.now_us = 0
+        self.visit = visit
+        self.stage = "new"
+        self.wants_us = 0
+        self.notes: list[Note] = []
+        self.requests: dict[int, tuple[Request, Callable[[Any], None]]] = {}
+        self.links: list[str] = []  # open ones
+        self.closed_links: list[tuple[str, tuple[Request, ...]]] = []
+        self.granted_us = 0
+        self.fence: int | None = None
+        self.until_us: int | None = None
+        self.granted = False
+        self._timers: list[_Timer] = []
+        self._soon: deque[Callable[[], None]] = deque()
+        self._count = 0
+        self._lease: Any = None
+        self._bell = Bell()
+        self._process: Process | None = None
+        self.machine = Machine(self, name)  # type: ignore[arg-type]
+        self.machine.skew_us = skew_us
+
+    # What a machine asks of its world.
+
+    def _number(self) -> int:
+        self._count += 1
+        return self._count
+
+    def at(self, when_us: int, action: Callable[[], None]) -> None:
+        self._timers.append(_Timer(when_us, self._number(), None, None, action))
+
+    def later(self, when_us: int, process: Process, pending: object, value: Any) -> None:
+        self._timers.append(_Timer(when_us, self._number(), process, pending, value))
+
+    def soon(self, action: Callable[[], None]) -> None:
+        self._soon.append(action)
+
+    def spawn(self, routine: Any, machine: Machine) -> Process:
+        process = Process(machine, routine)
+        self.soon(process.start)
+        return process
+
+    def send(
+        self,
+        machine: Machine,
+        ops: Sequence[Step | Command],
+        answer: Callable[[list[Any]], None],
+        link: str | None = None,
+    ) -> None:
+        number = self._number()
+        self.requests[number] = Request(number, tuple(ops), link), answer
+
+    def listen(self, machine: Machine, answer: Callable[[Any], None]) -> None:
+        def heard(replies: list[Any]) -> None:
+            machine.board.armed = replies[0] is True
+            answer(replies[0])
+
+        number = self._number()
+        self.requests[number] = Request(number, (), None, listens=True), heard
+
+    def unsubscribe(self, machine: Machine) -> None:
+        pass  # whoever lets the machine crash sees to that
+
+    def open_link(self, machine: Machine) -> str:
+        link = machine.new_link()
+        self.links.append(link)
+        return link
+
+    def close_link(self, link: str) -> None:
+        """What was sent over it before is still on its way, but nobody waits for the answer."""
+        unanswered = tuple(request for request, _ in self.requests.values() if request.link == link)
+        for request in unanswered:
+            del self.requests[request.number]
+        self.links.remove(link)
+        self.closed_links.append((link, unanswered))
+
+    def refused(self) -> StepFailed:
+        return failed("nothing listens there", sent=False)
+
+    def silence(self, timeout: float) -> StepFailed:
+        return silence(timeout)
+
+    # Inputs.
+
+    def feed(self, an_input: Input) -> None:
+        kind, self.now_us = an_input[0], an_input[1]
+        self.notes = []
+        self.closed_links = []
+        machine = self.machine
+        if kind == "answer":
+            _, answer = self.requests.pop(an_input[2])
+            answer([_thawed(reply) for reply in an_input[3]])
+        elif kind == "time":
+            self._fire()
+        elif kind == "bell":
+            machine.hear(an_input[2])
+        elif kind == "push":
+            machine.notice(an_input[2])
+        elif kind == "leave":
+            self._bell.ring()
+        elif kind == "cut":
+            machine.lose_listener()
+        elif kind == "cancel":
+            if self._process is not None:
+                self._process.cancel()
+        elif kind == "lose":
+            self.requests.pop(an_input[2])
+        elif kind == "start":
+            self._process = self.spawn(self._visit(), machine)
+        self._drain()
+        self._watch_the_lease()
+
+    def _drain(self) -> None:
+        while self._soon:
+            self._soon.popleft()()
+
+    def _fire(self) -> None:
+        while True:
+            self._drain()
+            due = [timer for timer in self._timers if timer.due_us <= self.now_us and not timer.is_stale()]
+            if not due:
+                return
+            first = min(due)
+            self._timers.remove(first)
+            if first.process is None:
+                first.value()
+            else:
+                first.process.answer(first.pending, first.value)
+
+    def timers(self) -> tuple[int, ...]:
+        """When something is due here."""
+        self._timers = [timer for timer in self._timers if not timer.is_stale()]
+        return tuple(sorted({timer.due_us for timer in self._timers}))
+
+    def is_settled(self) -> bool:
+        """Whether nothing that this client has begun is still under way."""
+        return not self.requests and not self.machine.book.chores
+
+    # The visitor.
+
+    def note(self, kind: str, **facts: Any) -> None:
+        self.notes.append(Note(kind, **facts))
+
+    async def _visit(self) -> None:
+        machine, visit = self.machine, self.visit
+        lock = visit.make_lock(machine)
+        self.stage, self.wants_us = "wants", self.now_us
+        self.note("wants")
+        try:
+            lease = await machine.run(lock._acquire(visit.patience))
+        except (HoldfastError, Cancelled) as error:
+            self.stage = "over"
+            self.note("refused", what=type(error).__name__)
+            return
+        if lease is None:
+            self.stage = "over"
+            self.note("refused")
+            return
+        self._begin(lease)
+        try:
+            await machine.run(self._stay())
+        except Cancelled:
+            pass
+        self.note("writes", fence=self.fence)
+        if lease.held:
+            self.note("believes", until_us=_own_count_us(lease))
+        self.stage, self.granted = "leaves", False
+        self.note("leaves")
+        try:
+            await machine.run(lock._release())
+        except (HoldfastError, Cancelled) as error:
+            self.note("unreleased", what=type(error).__name__)
+        else:
+            self.note("released")
+        self.stage = "done"
+
+    def _begin(self, lease: Any) -> None:
+        self._lease = lease
+        self.granted_us = self.now_us
+        self.stage, self.granted = "holds", True
+        self.fence, self.until_us = lease.fence, _deadline_us(lease)
+        self.note("granted", fence=self.fence, until_us=self.until_us)
+        self.note("writes", fence=self.fence)
+
+    def _stay(self) -> Generator[Any, Any, Any]:
+        return wait(self._bell, (self.now_us + self.visit.stay_us) / 1e6)
+
+    def _watch_the_lease(self) -> None:
+        """Note what the keeper has found out behind the holder's back."""
+        if not self.granted:
+            return
+        until_us = _deadline_us(self._lease)
+        if until_us != self.until_us:
+            self.until_us = until_us
+            self.note("extended", until_us=until_us)
+        if self._lease._hold.phase is LOST:
+            self.granted = False
+            self.note("lost")
+
+    def discard(self) -> None:
+        """Let go of the machine without a word."""
+        self.machine.crash()
+
+
+def _own_count_us(lease: Any) -> int | None:
+    """What ``held`` goes by."""
+    deadline: float = lease._hold.deadline
+    return math.ceil(deadline * 1e6) if deadline < float("inf") else None
+
+
+def _deadline_us(lease: Any) -> int | None:
+    """Until when the holder may rely on it; None where the protocol keeps no count of its own, as no recipe does."""
+    hold = lease._hold
+    return _own_count_us(lease) if hold.phase is HELD and not isinstance(hold, Turn) else None
+
+
+class Failure(NamedTuple):
+    """That a step failed, as a value."""
+
+    why: str
+    sent: bool
+    retry: bool
+    prompt: bool = False
+
+
+def frozen(reply: Any) -> Any:
+    """A reply as something that is the same whenever it says the same."""
+    if isinstance(reply, StepFailed):
+        return Failure(str(reply.error), reply.sent, reply.retry, reply.prompt)
+    return tuple(frozen(item) for item in reply) if isinstance(reply, list) else reply
+
+
+def _thawed(reply: Any) -> Any:
+    if isinstance(reply, Failure):
+        return failed(reply.why, sent=reply.sent, retry=reply.retry, prompt=reply.prompt)
+    return [_thawed(item) for item in reply] if isinstance(reply, tuple) else reply
+
+
+class Local:
+    """A point in the life of one client, and what can be seen of it from outside."""
+
+    __slots__ = (
+        "came_by",
+        "closed_links",
+        "fence",
+        "granted_us",
+        "holds",
+        "links",
+        "live",
+        "make",
+        "mark",
+        "next",
+        "notes",
+        "parent",
+        "requests",
+        "settled",
+        "stage",
+        "timers",
+        "until_us",
+        "wants_us",
+    )
+
+    def __init__(self, parent: Local | None, came_by: Input, make: Callable[[], Site]) -> None:
+        self.parent = parent
+        self.came_by = came_by
+        self.make = make
+        # The same for the same life, also in another search of a process that was forked from the same parent.
+        self.mark = hash((came_by if parent is None else parent.mark, came_by))
+        self.next: dict[Input, Local] = {}
+        self.live: Site | None = None
+
+    def look(self, site: Site) -> None:
+        self.live = site
+        self.notes = tuple(site.notes)
+        self.requests = tuple(request for request, _ in site.requests.values())
+        self.timers = site.timers()
+        self.stage = site.stage
+        self.holds = site.granted
+        self.granted_us = site.granted_us
+        self.fence = site.fence
+        self.until_us = site.until_us
+        self.wants_us = site.wants_us
+        self.settled = site.is_settled()
+        self.links = tuple(site.links)
+        self.closed_links = tuple(site.closed_links)
+
+    def site(self) -> Site:
+        """A machine at this point, for one use."""
+        site, self.live = self.live, None
+        if site is not None:
+            return site
+        inputs: list[Input] = []
+        local: Local | None = self
+        while local is not None and local.parent is not None:
+            inputs.append(local.came_by)
+            local = local.parent
+        site = self.make()
+        for an_input in reversed(inputs):
+            site.feed(an_input)
+        return site
+
+    def after(self, an_input: Input) -> Local:
+        """Where that input leads."""
+        found = self.next[an_input] = Local(self, an_input, self.make)
+        site = self.site()
+        site.feed(an_input)
+        found.look(site)
+        return found
