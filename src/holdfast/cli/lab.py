@@ -72,13 +72,11 @@ class LabGroup(click.Group):
 @click.pass_context
 def lab(
     ctx: click.Context,
+    /,
     *,
     recipes: tuple[str, ...],
-    faults: tuple[str, ...],
-    clients: int,
-    seed: int,
-    budget: float,
     as_json: bool,
+    **options: Any,
 ) -> int:
     """Search the locks that people really wrote for their pits, and print recipe by invariant.
 
@@ -93,10 +91,10 @@ def lab(
                 after = f"write it after it: holdfast lab {ctx.invoked_subcommand} {param.opts[0]} ..."
                 raise click.UsageError(f"{param.opts[0]} stands before {ctx.invoked_subcommand!r}; {after}", ctx)
         return 0
-    asked = settings(faults, clients, seed, budget)
+    asked = settings(**options)
     findings = survey(recipes, asked)
     if as_json:
-        click.echo(json.dumps(as_data(findings, seed), indent=2))
+        click.echo(json.dumps(as_data(findings, asked["seed"]), indent=2))
         return 0
     print_matrix(findings, asked)
     return 0
@@ -146,18 +144,15 @@ def show(
     *,
     recipe: str,
     invariant: str,
-    faults: tuple[str, ...],
-    clients: int,
-    seed: int,
-    budget: float,
     save: Path | None,
     svg: Path | None,
+    **options: Any,
 ) -> int:
     """Find the shortest way in which RECIPE breaks INVARIANT, and draw it.
 
     A lane per client and one for the key with its value and what is left of its ttl, time downwards.
     """
-    asked = settings(faults, clients, seed, budget)
+    asked = settings(**options)
     meaning: dict[str, str] = search().MEANING
     with progress_bar() as progress:
         cell: Cell = search().find(recipe, invariant, **asked, progress=progress)
@@ -186,7 +181,7 @@ def show(
 
 def draw(out: Console, cell: Cell, meaning: dict[str, str]) -> None:
     from holdfast.lab.drawing import Drawing
-    from holdfast.lab.lanes import heading
+    from holdfast.lab.lanes import exclaim, heading
 
     assert cell.trace is not None
     how, meant = heading(cell, meaning)
@@ -196,7 +191,7 @@ def draw(out: Console, cell: Cell, meaning: dict[str, str]) -> None:
     out.print()
     why = next((moment.violation for moment in reversed(cell.trace.moments) if moment.violation), "")
     if why:
-        out.print(Text(why, "bold red"))
+        out.print(Text(exclaim(why), "bold red"))
     out.print(Text.assemble("What was to hold, ", (cell.invariant, "bold"), f": {meant}"))
 
 
@@ -244,19 +239,19 @@ def read_trace(file: Any) -> Trace:
 @click.option("--html", required=True, callback=output_file, metavar="FILE", help="The page to write.")
 @RECIPE
 @searches
-def report(
-    *, html: Path, recipes: tuple[str, ...], faults: tuple[str, ...], clients: int, seed: int, budget: float
-) -> int:
+def report(*, html: Path, recipes: tuple[str, ...], **options: Any) -> int:
     """Search, and write one page that needs nothing but itself: the matrix, and a drawing of every pit.
 
     The drawings can be stepped through.
     """
+    from holdfast.lab.lanes import label
     from holdfast.lab.page import write_page
 
-    asked = settings(faults, clients, seed, budget)
+    asked = settings(**options)
     findings = survey(recipes, asked)
     names = "all kinds" if len(asked["faults"]) == len(search().FAULTS) else ", ".join(asked["faults"]) or "none"
-    facts = {"clients": str(clients), "faults": names.replace("_", " "), "seed": str(seed)}
+    spared = " (holders are spared)" if asked["spares_holders"] else ""
+    facts = {"clients": asked["clients"], "faults": label(names) + spared, "seed": asked["seed"]}
     page = write_page(findings, search().MEANING, facts)
     try:
         html.write_text(page, encoding="utf-8")

@@ -94,6 +94,7 @@ SEARCH_OPTIONS: Final = (
         metavar="KIND",
         help="Let only this go wrong; may be repeated. 'none' for nothing.  [default: everything]",
     ),
+    click.option("--spare-holders", is_flag=True, help="Let nothing befall a client while it has the lock."),
     click.option("--clients", type=click.IntRange(2, 4), default=3, help="How many compete.  [default: 3]"),
     click.option("--seed", type=int, default=0, help="Of what is tried at random.  [default: 0]"),
     click.option(
@@ -123,10 +124,10 @@ def output_file(ctx: click.Context, param: click.Parameter, value: str | None) -
     return path
 
 
-def settings(faults: tuple[str, ...], clients: int, seed: int, budget: float) -> dict[str, Any]:
+def settings(*, faults: tuple[str, ...], spare_holders: bool, clients: int, seed: int, budget: float) -> dict[str, Any]:
     """What the search takes, from what the options say."""
     chosen = tuple(name for name in faults or search().FAULTS if name != NONE)
-    return {"faults": chosen, "clients": clients, "seed": seed, "budget": budget}
+    return {"faults": chosen, "spares_holders": spare_holders, "clients": clients, "seed": seed, "budget": budget}
 
 
 # Searching ------------------------------------------------------------------------------------------------------------
@@ -166,4 +167,6 @@ def bounds(asked: dict[str, Any]) -> str:
     """The seed is always said: with it, what was met at random is met again."""
     faults = asked["faults"]
     going_wrong = "every fault" if len(faults) == len(search().FAULTS) else ", ".join(faults) or "no fault"
+    if asked["spares_holders"]:
+        going_wrong += " (holders are spared)"
     return f"{asked['clients']} clients, {going_wrong}, budget {asked['budget']:g} s, seed {asked['seed']}"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from rich.text import Text
 
-from holdfast.lab.lanes import clients_of, clock, label, left, sentence, shorten
+from holdfast.lab.lanes import clients_of, clock, exclaim, label, left, sentence, shorten
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -173,7 +173,7 @@ class Drawing:
             answer = f" {glyphs.reply} {moment.reply}" if moment.reply else ""
             words.append(f"\n{moment.command}{answer}", "dim")
         if moment.violation:
-            words.append(f"\n{glyphs.wrong} {moment.violation}", "bold red")
+            words.append(f"\n{glyphs.wrong} {exclaim(moment.violation)}", "bold red")
         return words
 
     def _legend(self, glyphs: Glyphs) -> str:

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
     from holdfast.lab.trace import Cell, Moment, Trace
 
-__all__ = ["clients_of", "clock", "count", "heading", "label", "left", "sentence", "shorten"]
+__all__ = ["clients_of", "clock", "count", "exclaim", "heading", "label", "left", "sentence", "shorten"]
 
 OTHERS = ("server", "network", "time")
 
@@ -60,6 +60,11 @@ def sentence(moment: Moment) -> tuple[str, str]:
     if actor == "time" or does.lower().startswith((f"{actor.lower()} ", f"{actor.lower()}'", f"the {actor}")):
         return "", does
     return (f"The {actor}", f": {does}") if actor in OTHERS else (actor, f" {does}")
+
+
+def exclaim(violation: str) -> str:
+    """A violation as a sentence."""
+    return violation[:1].upper() + violation[1:] + ("" if violation.endswith((".", "!", "?")) else ".")
 
 
 def label(fault: str) -> str:

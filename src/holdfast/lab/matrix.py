@@ -61,7 +61,7 @@ class Matrix:
             max(len(invariant), *(len(_in_words(self.cells[recipe, invariant])) for recipe in self.recipes))
             for invariant in self.invariants
         )
-        return max(map(len, self.recipes)) + sum(width + 2 for width in columns)
+        return max(map(len, ("recipe", *self.recipes))) + sum(width + 2 for width in columns)
 
     def _layouts(self, signs: Signs) -> Iterator[tuple[Table, list[RenderableType]]]:
         key = Text.assemble(

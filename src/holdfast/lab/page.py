@@ -14,7 +14,7 @@ from html import escape
 from importlib import resources
 from typing import TYPE_CHECKING, Final
 
-from holdfast.lab.lanes import clock, count, heading, label, sentence
+from holdfast.lab.lanes import clock, count, exclaim, heading, label, sentence
 from holdfast.lab.picture import STYLE, Picture, element
 from holdfast.lab.trace import BROKEN, HOLDS, UNKNOWN
 
@@ -31,7 +31,7 @@ _SCRIPT: Final = _FILES.joinpath("page.js").read_text(encoding="utf-8")
 _SIGNS: Final = {HOLDS: "✓", BROKEN: "✗", UNKNOWN: "?"}
 
 
-def write_page(findings: Sequence[Findings], meaning: Mapping[str, str], facts: Mapping[str, str]) -> str:
+def write_page(findings: Sequence[Findings], meaning: Mapping[str, str], facts: Mapping[str, object]) -> str:
     """``facts`` are said at the top: the seed, how many clients, and so on."""
     pits = [_pits_of(found, meaning) for found in findings]
     body = "\n".join(
@@ -67,11 +67,11 @@ def _policy() -> str:
     return f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; base-uri 'none'"
 
 
-def _facts(findings: Sequence[Findings], facts: Mapping[str, str]) -> str:
+def _facts(findings: Sequence[Findings], facts: Mapping[str, object]) -> str:
     total = {"states": f"{sum(found.states for found in findings):,}", **facts}
     return element(
         "ul",
-        "".join(f"<li>{escape(name)} <b>{escape(value)}</b></li>" for name, value in total.items()),
+        "".join(f"<li>{escape(name)} <b>{escape(str(value))}</b></li>" for name, value in total.items()),
         class_="facts",
     )
 
@@ -178,5 +178,5 @@ def _story(number: int, moment: Moment) -> str:
     if moment.command:
         said += f"<code>{escape(moment.command)}{f' → {escape(moment.reply)}' if moment.reply else ''}</code>"
     if moment.violation:
-        said += f'<strong class="wrong">{escape(moment.violation)}</strong>'
+        said += f'<strong class="wrong">{escape(exclaim(moment.violation))}</strong>'
     return element("li", said, data_number=number)

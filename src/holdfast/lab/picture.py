@@ -12,7 +12,7 @@ from html import escape
 from importlib import resources
 from typing import TYPE_CHECKING, Final
 
-from holdfast.lab.lanes import clients_of, clock, label, left, sentence, shorten
+from holdfast.lab.lanes import clients_of, clock, exclaim, label, left, sentence, shorten
 
 if TYPE_CHECKING:
     from holdfast.lab.trace import Moment, Trace
@@ -57,7 +57,7 @@ class Picture:
         self.words = words
         self.width = WIDTH + (WORDS if words else 0)
         self.key = WIDTH - KEY_TEXT - 12
-        pitch = min(66.0, (self.key - 42 - FIRST_LANE) / max(1, len(self.clients) - 1))
+        pitch = min(66.0, (self.key - 58 - FIRST_LANE) / max(1, len(self.clients) - 1))
         self.lanes = {name: FIRST_LANE + index * pitch for index, name in enumerate(self.clients)}
 
     def inline(self, title: str) -> str:
@@ -125,7 +125,7 @@ class Picture:
         if moment.command:
             said.append((moment.command + answer, "code soft"))
         if moment.violation:
-            said.append((f"✗ {moment.violation}", "words wrong"))
+            said.append((f"✗ {exclaim(moment.violation)}", "words wrong"))
         return [(line, class_) for words, class_ in said for line in textwrap.wrap(words, WRAP) or [""]]
 
     # One moment -----------------------------------------------------------------------------------------------------
@@ -203,7 +203,7 @@ class Picture:
         """What is asked: an arrow to the key, which does not arrive if it is lost; nor does an answer that is."""
         end = self.key - 5.0
         half = (x + end) / 2
-        verb = text(end - 9, y - 5, moment.command.split()[0], "asks halo")
+        verb = text(end - 8, y - 6, moment.command.split()[0], "asks halo")
         cross = element("path", d=f"M{_short(half - 4)} {y - 4}l8 8m0 -8l-8 8", class_="cross")
         if moment.fault == "lost_request":
             return element("path", d=f"M{_short(x)} {y}H{_short(half)}", class_="arrow") + cross + verb
