@@ -173,8 +173,9 @@ def show(
         from holdfast.lab.lanes import heading
         from holdfast.lab.picture import Picture
 
-        how, _ = heading(cell, meaning)
-        svg.write_text(Picture(cell.trace, words=True).standalone(f"{recipe}: {invariant}", how), encoding="utf-8")
+        how, meant = heading(cell, meaning)
+        picture = Picture(cell.trace, words=True).standalone(f"{recipe}: {invariant}", f"{meant} It is {how}.")
+        svg.write_text(picture, encoding="utf-8")
     out.print(f"\n{cell.states:,} states; {bounds(asked)}", style="dim", soft_wrap=True)
     return 0
 
