@@ -28,7 +28,7 @@ MAY_IMPORT = {
     "drivers": {"engines", "errors", "lease", "protocol"},
     "blocking": {"drivers", "engines", "errors", "face", "lease", "options", "protocol"},
     "aio": {"drivers", "engines", "errors", "face", "lease", "options", "protocol"},
-    "lab": {"errors", "lease", "lua", "names", "protocol"},
+    "lab": {"engines", "errors", "lease", "lua", "names", "protocol"},  # engines for replays on a real server
     "__main__": {"cli"},
     "cli": {"aio", "blocking", "drivers", "errors", "lab", "options", "url", "__init__"},
     "__init__": {"blocking", "errors"},

@@ -5,8 +5,8 @@ no fault at first, then one, then two, the mildest kinds before the others. Rand
 come last, each from a seed that brings it about again.
 
 States are recognised by hash. Two steps *commute* where neither changes the server nor makes an event: they are taken
-in one order only. That is a sleep set: a state remembers which of its moves were taken on another way to the same place.
-All shortest ways to a state arrive in the same level, so a move is left out only if every one of them has it asleep;
+in one order only. That is a sleep set: a state remembers which of its moves were taken on another way to the same end.
+All shortest ways to a state arrive in the same level, so a move is left out only if every one has it asleep;
 and the way that is first in the order of clients never has. So no state is missed, only transitions are saved.
 """
 

@@ -690,9 +690,13 @@ class _Transition:
                     waits_since = max(local.wants_us, state.free_since, state.since[client])
                     if state.now_us - waits_since > bound:
                         self._event(client, "idle")
-        if not state.under_way and all(
-            stopped == NEVER or (not stopped and local.stage in ("done", "over") and local.settled)
-            for stopped, local in zip(state.stopped, locals_, strict=True)
+        if (
+            state.begun
+            and not state.under_way
+            and all(
+                stopped == NEVER or (not stopped and local.stage in ("done", "over") and local.settled)
+                for stopped, local in list(zip(state.stopped, locals_, strict=True))[: state.begun]
+            )
         ):
             self._event(NOBODY, "newcomer", what="in" if model.admits_newcomer(state.store) else "out")
 

@@ -15,13 +15,15 @@ from holdfast.lab.store import Store
 from holdfast.lease import BaseLease, Terms
 from holdfast.names import keys_of
 from holdfast.protocol.lock import BaseLock
-from holdfast.protocol.recipes import FENCED, RECIPES, make, options_of, scheme_of
+from holdfast.protocol.recipes import FENCED, RECIPES, options_of, scheme_of
+from holdfast.protocol.recipes.base import BaseRecipe, FencelessLease
 from holdfast.protocol.recipes.deadline import Deadlined
+from holdfast.protocol.recipes.scheme import Scheme
 
-__all__ = ["ROWS", "config_of", "recipe_config"]
+__all__ = ["ROWS", "config_of", "fenced_config", "recipe_config", "scheme_config"]
 
 TTL: Final = 3.0
-SLEEP: Final = 1.3  # between tries: so that they do not all fall on the beats of the ttl
+PACE: Final = {"sleep": 1.3}  # between tries: so that they do not all fall on the beats of the ttl
 # How long a holder stays at most: with a stall on top it is still within the ttl. What the program with the repair
 # gets wrong shows in the last half second only.
 STAY_US: Final = {"setnx_repair": 2_900_000}
@@ -77,21 +79,26 @@ def config_of(row: str, **bounds: Any) -> Config:
 
 
 def recipe_config(name: str, **options: Any) -> Config:
-    """A lock of history with those options, if not otherwise said at the pace of the lab."""
-    known = options_of(name)
-    options = {"sleep": SLEEP, **({"ttl": TTL} if "ttl" in known else {}), **options}
-    scheme = scheme_of(name, options)
+    """A lock of history with those options; if not otherwise said, at the pace of the lab."""
+    options = {**PACE, **({"ttl": TTL} if "ttl" in options_of(name) else {}), **options}
+    return scheme_config(scheme_of(name, options))._replace(stay_us=STAY_US.get(name, 1_400_000))
+
+
+def scheme_config(scheme: Scheme) -> Config:
+    """Any lock of that kind, known or not."""
+    keys = keys_of(NAME, scheme.prefix)
+    terms = replace(_TERMS, timeout=TIMEOUT, cohort=0, renew=False)
     return Config(
-        make_lock=lambda driver: make(driver, name, NAME, options=options, timeout=TIMEOUT),
-        key=scheme.prefix + NAME,
+        make_lock=lambda driver: BaseRecipe(driver, keys, terms, FencelessLease, scheme),
+        key=keys.main,
         deadline_us=scheme.deadline_us,
         new_store=Memcached if scheme.server == "memcached" else Store,
         by_server=not isinstance(scheme, Deadlined),
         ttl_us=round(TTL * 1e6),
-        stay_us=STAY_US.get(name, 1_400_000),
+        stay_us=1_400_000,
         leaves_us=((0, NEVER),),
-        idle_us=round(options["sleep"] * 1e6) + 100_000,
-        idle_us_per_fault=round((options["sleep"] + TIMEOUT) * 1e6) + 100_000,
+        idle_us=round(scheme.sleep * 1e6) + 100_000,
+        idle_us_per_fault=round((scheme.sleep + TIMEOUT) * 1e6) + 100_000,
     )
 
 

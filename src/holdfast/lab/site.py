@@ -343,7 +343,7 @@ class Local:
         self.came_by = came_by
         self.make = make
         # The same for the same life, also in another search of a process that was forked from the same parent.
-        self.mark = hash((came_by if parent is None else parent.mark, came_by))
+        self.mark: int = hash((0 if parent is None else parent.mark, came_by))
         self.next: dict[Input, Local] = {}
         self.live: Site | None = None
 

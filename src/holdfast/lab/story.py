@@ -16,7 +16,7 @@ from holdfast.lab.store import START_US
 from holdfast.lab.trace import BROKEN, Moment
 from holdfast.protocol.effects import Command
 
-__all__ = ["said", "shortened", "tell"]
+__all__ = ["reply_said", "said", "shortened", "tell"]
 
 _LONG_NUMBER: Final = re.compile(r"\b1[67]\d{8}(?:\d{3}|\d{6})?\b")
 _TOKEN: Final = re.compile(r"\b([A-HN])-[\w-]*\.0*(\d+)")
@@ -161,7 +161,9 @@ class _Teller:
         if request.listens:
             return "SUBSCRIBE", "OK", "asks to be woken when it is its turn"
         commands = "; ".join(said(op) for op in request.ops)
-        reply = _reply_said(done.replies[-1])
+        reply = reply_said(done.replies[-1])
+        if getattr(request.ops[-1], "script", "") == "acquire" and isinstance(done.replies[-1], bytes | int):
+            reply = "granted"
         return shortened(commands), shortened(reply), _meaning(request, done.replies)
 
     def _fault(self, choice: Choice) -> tuple[str, str, str, str, str]:
@@ -200,7 +202,7 @@ class _Teller:
         for event in self.events:
             name = names[event.client] if event.client >= 0 else ""
             if event.kind == "granted":
-                fence = f" with fence {shortened(str(event.fence))}" if event.fence is not None else ""
+                fence = f" with fence …{event.fence % 1_000_000:06d}" if event.fence is not None else ""
                 yield f"{name} has the lock{fence}."
             elif event.kind == "refused":
                 yield f"{name} gives up." if choice[0] != "fault" else f"{name} will not have it."
@@ -230,14 +232,14 @@ def _since_the_beginning(found: re.Match[str]) -> str:
     return f"{int(found[0]) / per_second - START_US / 1e6:.6f}".rstrip("0").rstrip(".") + "s"
 
 
-def _reply_said(reply: Any) -> str:
+def reply_said(reply: Any) -> str:
     if reply is None:
         return "nil"
     if isinstance(reply, Failure):
         return "error"
     if isinstance(reply, bytes):
         return reply.decode(errors="replace")
-    return ", ".join(_reply_said(item) for item in reply) if isinstance(reply, tuple) else str(reply)
+    return ", ".join(reply_said(item) for item in reply) if isinstance(reply, tuple) else str(reply)
 
 
 def _meaning(request: Request, replies: tuple[Any, ...]) -> str:
@@ -252,11 +254,22 @@ def _meaning(request: Request, replies: tuple[Any, ...]) -> str:
             return "is refused: this attempt was given up before"
         return "finds it taken, and queues" if request.ops[0].args[4] else "finds it taken"
     if name == "EXEC":
-        return "finds that the key was touched, so nothing is written" if reply is None else "writes it, all at once"
+        return _meaning_of_transaction(request, reply)
     if name == "EVAL":
         return "deletes the key, if it is its own" if reply else "leaves the key alone: it is not its own"
     means = _MEANING.get(name, {})
     plain = () if reply is None else reply
     if plain in means:
         return means[plain]
-    return means.get(None, f"asks {name}") + (f": {shortened(_reply_said(reply))}" if name in ("GET", "TTL") else "")
+    return means.get(None, f"asks {name}") + (f": {shortened(reply_said(reply))}" if name in ("GET", "TTL") else "")
+
+
+def _meaning_of_transaction(request: Request, reply: Any) -> str:
+    if reply is None:
+        return "finds that the key was touched, so nothing is done"
+    first = str(request.ops[1].args[0])
+    if first == "SETNX":
+        return "takes the key, which was free, and sets how long it lives" if reply[0] else (
+            "finds the key taken, and sets how long it lives all the same"
+        )  # fmt: skip
+    return "deletes the key" if first == "DEL" else "writes the key"

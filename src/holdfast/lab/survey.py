@@ -85,11 +85,10 @@ def survey(
     tell_of = progress or (lambda _: None)
     ends_at = time.monotonic() + budget
     if jobs <= 1 or "fork" not in multiprocessing.get_all_start_methods():
-        found = []
+        found: list[Findings] = []
         for row in rows:
             share = max(0.1, (ends_at - time.monotonic()) / (len(rows) - len(found)))
-            report = _Report(row, len(found), len(rows), tell_of)
-            found.append(explore(row, bounds, seed, share, report))
+            found.append(explore(row, bounds, seed, share, _Report(row, len(found), len(rows), tell_of).say))
         return found
     return _share_out(rows, bounds, seed, ends_at=ends_at, jobs=jobs, progress=tell_of)
 
@@ -102,7 +101,7 @@ class _Report(NamedTuple):
     of: int
     tell_of: Callable[[Progress], None]
 
-    def __call__(self, states: int, broken: int) -> None:
+    def say(self, states: int, broken: int) -> None:
         self.tell_of(Progress(self.row, states, broken, self.done, self.of))
 
 
@@ -245,9 +244,9 @@ def _share_out(
                     found[row] = message
                     del running[pipe]
                     worker.join()
-                    report._replace(done=len(found))(message.states, _count_broken(message))
+                    report._replace(done=len(found)).say(message.states, _count_broken(message))
                 else:
-                    report(*message)
+                    report.say(*message)
     finally:
         for _, worker in running.values():
             worker.kill()
