@@ -212,6 +212,27 @@ def test_the_slider_the_buttons_and_the_keys_move_the_moment(browser: Browser, a
     assert browser.complaints == []
 
 
+@pytest.mark.parametrize(("width", "height"), [(390, 560), (1200, 300)])
+def test_the_chosen_moment_and_the_controls_stay_in_sight(
+    browser: Browser, address: str, width: int, height: int
+) -> None:
+    browser.open(f"{address}#set_nx-MutualExclusion", width=width, height=height)
+    for number in (1, 2, 3, 4, 5, 6, 1):  # the first click starts again from the beginning
+        browser.look("document.querySelector('details[open] .on').click()")
+        assert browser.look(STANDING) == f"{number},{number}|{number} of 6"
+        row, panel, controls = (
+            browser.look(
+                f"(() => {{ const box = document.querySelector('details[open] {part}').getBoundingClientRect();"
+                "return [box.top, box.bottom] })()"
+            )
+            for part in ("svg .now", ".steps", ".controls")
+        )
+        assert row[0] >= 0
+        assert row[1] <= (panel[0] if width < 600 else height)
+        assert controls[0] >= 0
+        assert controls[1] <= height
+
+
 def test_a_link_of_the_matrix_opens_its_drawing(browser: Browser, address: str) -> None:
     browser.open(address, width=390, height=844)
     assert browser.look("document.querySelectorAll('details[open]').length") == 0

@@ -23,16 +23,26 @@ for (const pit of document.querySelectorAll(".pit")) {
     words.innerHTML = items[number - 1].innerHTML; // our own markup, escaped when it was written
   }
 
+  // The controls stay in sight while the drawing scrolls behind them; so must the moment that they have chosen.
+  function go(number) {
+    show(number);
+    const row = drawn.find((part) => Number(part.dataset.number) === number).getBoundingClientRect();
+    const panel = steps.getBoundingClientRect();
+    const bottom = panel.left > row.right ? innerHeight : Math.min(panel.top, innerHeight);
+    if (row.bottom > bottom - 8) scrollBy(0, row.bottom - bottom + 8);
+    else if (row.top < 8) scrollBy(0, row.top - 8);
+  }
+
   const at = () => Number(slider.value);
-  const next = () => show(at() < last ? at() + 1 : 1);
-  const previous = () => show(Math.max(1, at() - 1));
-  slider.addEventListener("input", () => show(at()));
+  const next = () => go(at() < last ? at() + 1 : 1);
+  const previous = () => go(Math.max(1, at() - 1));
+  slider.addEventListener("input", () => go(at()));
   back.addEventListener("click", previous);
   on.addEventListener("click", next);
   for (const part of [...drawn, ...items]) part.addEventListener("click", () => show(Number(part.dataset.number)));
   pit.addEventListener("keydown", (event) => {
     if (event.target === slider || event.altKey || event.ctrlKey || event.metaKey || !pit.open) return;
-    if (event.key === "ArrowRight") show(Math.min(last, at() + 1));
+    if (event.key === "ArrowRight") go(Math.min(last, at() + 1));
     else if (event.key === "ArrowLeft") previous();
     else return;
     event.preventDefault();
