@@ -17,6 +17,7 @@ import click
 from rich.console import Console
 from rich.text import Text
 
+from holdfast.blocking import connect
 from holdfast.cli import Voice
 from holdfast.cli.searching import (
     RECIPE,
@@ -215,6 +216,8 @@ def replay(*, trace: Any, url: str | None) -> int:
         Voice(as_json=False, quiet=False).say("local", "no server was named, so local:// is used; name one with --url")
     out = console()
     try:
+        with connect(url) as client:
+            client.lock("foo").locked()  # if no server can be used, that is said in the words of every other command
         outcome = perform(schedule, url, say=lambda line: out.print(line, markup=False, soft_wrap=True))
     except InvalidConfig as error:
         raise click.UsageError(str(error)) from error
@@ -229,7 +232,10 @@ def read_trace(file: Any) -> Trace:
     from holdfast.lab.trace import Trace
 
     try:
-        return Trace.from_json(file.read())
+        trace = Trace.from_json(file.read())
+        if len(trace.moments) != len(trace.choices):
+            raise ValueError("a schedule and a story of different length")
+        return trace
     except (ValueError, TypeError, LookupError, AttributeError) as error:
         raise click.UsageError(
             f"{file.name!r} is no trace; 'holdfast lab show RECIPE INVARIANT --save FILE' writes one"
