@@ -199,6 +199,7 @@ class Process:
         self.error: BaseException | None = None
         self.cancel_noted = False
         self.depth = 0
+        self.asleep = False  # it waits for a time or a bell, not for an answer
         self._routine = routine
         self._pending: object | None = None  # what it waits for; whoever answers must show the same
         self._shielded = False
@@ -288,6 +289,7 @@ class Process:
     def _perform(self, effect: fx.Effect, pending: object) -> Any:
         """The reply, or ``pending`` if it comes later."""
         machine, world = self.machine, self.world
+        self.asleep = isinstance(effect, fx.Wait)
         if isinstance(effect, fx.Now):
             return machine.wall() if effect.wall else machine.now()
         if isinstance(effect, fx.Call):

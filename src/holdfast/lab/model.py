@@ -58,6 +58,8 @@ class Config(NamedTuple):
     ttl_us: int = 3_000_000
     stay_us: int = 1_200_000
     leaves_us: tuple[tuple[int, int], ...] = ((0, 0), (50_000, 150_000))  # when it may leave before that is over
+    late: bool = False  # clients may come at any time, not only at the beginning
+    polls: bool = False  # who waits does so between two tries, each of which is an attempt of its own
     horizon_us: int = 10_000_000
     lag: int = 1  # how many of the last writes a replica may lack
     patience: float | None = 4.5  # how long a client waits for the lock; None for ever
@@ -82,7 +84,7 @@ class State(NamedTuple):
     free_since: int = 0  # since when the lock is free; -1 while it is not
     arrived: tuple[int, ...] = ()  # who waits, in the order of arrival
     touched: int = 0  # whom a fault has befallen, as bits
-    begun: int = 0  # how many clients have sent anything
+    come: int = 0  # how many clients have come
     fence: int = 0  # the highest that was granted
     before: tuple[int, ...] = ()  # stores that a replica may still be at
     broken_links: frozenset[str] = frozenset()  # connections to a server that is no more
@@ -95,9 +97,9 @@ class Model:
         self.channels = tuple(f"bell:{name}" for name in self.names)
         self.server = Server(config.new_store(), config.key.encode())
         self.locals: dict[int, Local] = {}  # by their marks
-        self._begun: dict[tuple[str, int], Local] = {}  # by name and skew
+        self._roots: dict[tuple[str, int], Local] = {}  # by name and skew
         self._kept: list[Local] = []
-        self._newcomers: dict[int, bool] = {}
+        self._newcomers: dict[tuple[int, int], bool] = {}
 
     # Clients.
 
@@ -110,6 +112,7 @@ class Model:
 
         local = Local(None, (name, skew_us), make)
         local.look(make())
+        self.locals[local.mark] = local
         return local
 
     def _feed(self, local: Local, an_input: Input) -> Local:
@@ -138,17 +141,15 @@ class Model:
 
     def _begin(self, skews: tuple[int, ...], faults: int = 0, touched: int = 0) -> State:
         clients = len(skews)
-        begun = []
-        for place, (name, skew_us) in enumerate(zip(self.names, skews, strict=True)):
-            mark = name, skew_us
-            fresh = self._begun.get(mark)
-            if fresh is None:
-                start = "start", -place * self.config.tick_us  # so that no two clocks agree, if time passes at all
-                fresh = self._begun[mark] = self._feed(self._client(name, skew_us), start)
-            begun.append(fresh.mark)
+        roots = []
+        for name, skew_us in zip(self.names, skews, strict=True):
+            root = self._roots.get((name, skew_us))
+            if root is None:
+                root = self._roots[name, skew_us] = self._client(name, skew_us)
+            roots.append(root.mark)
         zeros = (0,) * clients
         return State(
-            0, self.server.first, tuple(begun), stopped=zeros, held_back=(False,) * clients, since=zeros,
+            0, self.server.first, tuple(roots), stopped=zeros, held_back=(False,) * clients, since=zeros,
             faults=faults, touched=touched,
         )  # fmt: skip
 
@@ -182,16 +183,19 @@ class Model:
                 continue
             if local.timers and local.timers[0] <= now and not state.held_back[client]:
                 yield "tick", client
-            if client <= state.begun:
-                for request in local.requests:
-                    if not _is_answered(state, client, request.number):
-                        yield "do", client, request.number
+            for request in local.requests:
+                if not _is_answered(state, client, request.number):
+                    yield "do", client, request.number
         for name, item in under_way(state):
             if item.kind != "ghost" and not state.stopped[item.client]:
                 yield "deliver", *name
+        if not self.config.late and self._may_come(state):
+            yield "come", state.come
 
     def _lazy(self, state: State) -> Iterator[Choice]:
         """What may happen now or later."""
+        if self.config.late and self._may_come(state):
+            yield "come", state.come
         for client, mark in enumerate(state.locals):
             local = self.locals[mark]
             if local.stage == "holds" and not state.stopped[client]:
@@ -201,6 +205,14 @@ class Model:
         for name, item in under_way(state):
             if item.kind == "ghost":
                 yield "deliver", *name
+
+    def _may_come(self, state: State) -> bool:
+        """Whether the next client may come. All are alike, so they come in order; and none before the one before it has
+        done or suffered anything, for that would be the same as if their names were exchanged."""
+        if state.come == self.config.clients:
+            return False
+        last = state.come - 1
+        return last < 0 or bool(state.stopped[last]) or self.locals[state.locals[last]].moved
 
     def _next_time(self, state: State) -> int | None:
         """The next moment at which anything is due; None if there is none within the horizon."""
@@ -213,8 +225,19 @@ class Model:
                 times.append(until)
             elif timers := self.locals[mark].timers:
                 times.append(timers[0])
+        if self.config.late and state.come < self.config.clients and (ends := self._lock_ends(state)) is not None:
+            times.append(ends)
         when = min(times, default=NEVER)
         return when if when <= self.config.horizon_us else None
+
+    def _lock_ends(self, state: State) -> int | None:
+        """When the lock becomes free by itself, if it does: somebody may come just then."""
+        value, expires_us = self.server.lock(state.store)
+        until_us = None if value is None else self.config.deadline_us(value, expires_us)
+        if until_us is None:
+            return None
+        now_us = self.server.now_us(state.store) if self.config.by_server else START_US + state.now_us
+        return state.now_us + until_us + 1 - now_us if until_us >= now_us else None
 
     def _kinds(self, state: State) -> tuple[str, ...]:
         """What may go wrong next."""
@@ -223,7 +246,7 @@ class Model:
 
     def _faults(self, state: State) -> Iterator[Choice]:
         kinds = self._kinds(state)
-        if state.now_us == 0 and not state.begun and not state.faults and "skew" in kinds:
+        if state.now_us == 0 and not state.come and not state.faults and "skew" in kinds:
             for client in range(self.config.clients):
                 yield "fault", "skew", client, 1
                 yield "fault", "skew", client, -1
@@ -231,7 +254,7 @@ class Model:
             if state.stopped[client]:
                 continue
             local = self.locals[mark]
-            if local.stage in ("done", "over") and not local.requests:
+            if local.stage in ("new", "done", "over") and not local.requests:
                 continue
             if local.stage in ("holds", "leaves") and self.config.spares_holders:
                 continue
@@ -240,7 +263,7 @@ class Model:
             if kind in ("bell", "push"):
                 yield "fault", "lost_reply", client, kind, place
         value, _ = self.server.lock(state.store)
-        if state.begun:
+        if state.come:
             for kind in ("restart", "eviction", "script_flush", "clock_jump"):
                 if kind in kinds and (value is not None or kind == "script_flush"):
                     yield "fault", kind
@@ -250,27 +273,27 @@ class Model:
 
     def _faults_of(self, state: State, client: int, local: Local, kinds: tuple[str, ...]) -> Iterator[Choice]:
         naps = [kind for kind in ("stall", "pause") if kind in kinds]
-        begun = client < state.begun
         if "cancel" in kinds and local.stage in ("wants", "holds"):
             yield "fault", "cancel", client
         waits = not local.requests
-        if waits and begun:
+        if waits:
             if "crash" in kinds:
                 yield "fault", "crash", client
             for kind in naps:
                 yield "fault", kind, client
-        for request in local.requests if client <= state.begun else ():
+        for request in local.requests:
+            if _is_answered(state, client, request.number):
+                continue
             done = self.server.execute(state.store, request, self.channels[client])
             changes = done.store != state.store
             number = request.number
             if "crash" in kinds:
-                if begun:
+                if local.moved:  # else it is as if it had never come
                     yield "fault", "crash", client, "before", number
                 if changes:
                     yield "fault", "crash", client, "after", number
             for kind in naps:
-                if begun:
-                    yield "fault", kind, client, "before", number
+                yield "fault", kind, client, "before", number
                 yield "fault", kind, client, "after", number
             if "lost_request" in kinds:
                 yield "fault", "lost_request", client, number
@@ -295,17 +318,16 @@ class Model:
         now_us = self.server.now_us(state.store) if self.config.by_server else START_US + state.now_us
         return until_us is not None and until_us < now_us
 
-    def admits_newcomer(self, store: int) -> bool:
+    def admits_newcomer(self, store: int, now_us: int) -> bool:
         """Whether somebody new gets the lock within a ttl and the bound, if nobody else does anything any more."""
-        known = self._newcomers.get(store)
+        known = self._newcomers.get((store, now_us))
         if known is None:
-            known = self._newcomers[store] = self._try_newcomer(store)
+            known = self._newcomers[store, now_us] = self._try_newcomer(store, now_us)
         return known
 
-    def _try_newcomer(self, store: int) -> bool:
+    def _try_newcomer(self, store: int, now: int) -> bool:
         server, config = self.server, self.config
         visit = Visit(config.make_lock, None, config.stay_us)
-        now = server.now_us(store) - START_US  # so that its wall clock agrees with the server's
         site = Site("N", visit)
         end = now + config.ttl_us + config.newcomer_us
         site.feed(("start", now))
@@ -370,7 +392,7 @@ class _Transition:
         self.owner = state.owner
         self.arrived = list(state.arrived)
         self.touched = state.touched
-        self.begun = state.begun
+        self.come = state.come
         self.fence = state.fence
         self.before = state.before
         self.broken_links = state.broken_links
@@ -390,6 +412,11 @@ class _Transition:
             self._deliver(dict(under_way(self.was))[choice[1:]])
         elif kind == "leave":
             self._feed(choice[1], "leave")
+        elif kind == "come":
+            self.come += 1
+            self.since[choice[1]] = self.now
+            self._move_clock(self.now + self.config.tick_us)
+            self._feed(choice[1], "start")
         elif choice[1] == "skew":
             client, sign = choice[2], choice[3]
             skews = [0] * self.config.clients
@@ -435,7 +462,6 @@ class _Transition:
     def _execute(self, client: int, request: Request) -> tuple[Any, ...]:
         model, server = self.model, self.server
         done = server.execute(self.store, request, model.channels[client])
-        self.begun = max(self.begun, client + 1)
         if done.store != self.store:
             self._note_change(client, self.store, done.store)
             if "failover" in self.config.kinds and self.faults < self.config.most_faults:
@@ -583,7 +609,6 @@ class _Transition:
 
     def _lost_request(self, client: int, number: int) -> None:
         self.held_back[client] = False
-        self.begun = max(self.begun, client + 1)
         self._feed(client, "lose", number)
 
     def _lost_reply(self, client: int, *what: Any) -> None:
@@ -601,14 +626,12 @@ class _Transition:
 
     def _delay(self, client: int, number: int) -> None:
         request = self._request(client, number)
-        self.begun = max(self.begun, client + 1)
         self.held_back[client] = False
         self._feed(client, "lose", number)
         self.under_way.append(Under("ghost", client, (request.ops, request.link)))
 
     def _cancel(self, client: int) -> None:
         self.held_back[client] = False
-        self.begun = max(self.begun, client + 1)
         self._feed(client, "cancel")
 
     def _restart(self) -> None:
@@ -664,7 +687,7 @@ class _Transition:
         state = State(
             self.now, self.store, tuple(self.locals), tuple(self.under_way), tuple(self.stopped),
             tuple(self.held_back), tuple(self.since), self.tracked, self.faults, self.owner, was.free_since,
-            tuple(self.arrived), self.touched, self.begun, self.fence,
+            tuple(self.arrived), self.touched, self.come, self.fence,
             self.before if self.faults < self.config.most_faults else (), self.broken_links,
         )  # fmt: skip
         free = self.model.is_free(state)
@@ -681,7 +704,8 @@ class _Transition:
         locals_ = [model.locals[mark] for mark in state.locals]
         if not free and state.owner >= 0:
             local = locals_[state.owner]
-            if local.stage == "over" and local.settled and not state.stopped[state.owner]:
+            over = local.stage == "over" or (config.polls and local.stage == "wants" and local.asleep)
+            if over and local.settled and not state.stopped[state.owner]:
                 self._event(state.owner, "left_behind")
         if free:
             bound = config.idle_us + config.idle_us_per_fault * state.faults
@@ -691,14 +715,14 @@ class _Transition:
                     if state.now_us - waits_since > bound:
                         self._event(client, "idle")
         if (
-            state.begun
+            state.come
             and not state.under_way
             and all(
                 stopped == NEVER or (not stopped and local.stage in ("done", "over") and local.settled)
-                for stopped, local in list(zip(state.stopped, locals_, strict=True))[: state.begun]
+                for stopped, local in list(zip(state.stopped, locals_, strict=True))[: state.come]
             )
         ):
-            self._event(NOBODY, "newcomer", what="in" if model.admits_newcomer(state.store) else "out")
+            self._event(NOBODY, "newcomer", what="in" if model.admits_newcomer(state.store, state.now_us) else "out")
 
 
 def _queued(request: Request, reply: Any) -> bool:

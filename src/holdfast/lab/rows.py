@@ -23,9 +23,8 @@ from holdfast.protocol.recipes.scheme import Scheme
 __all__ = ["ROWS", "config_of", "fenced_config", "recipe_config", "scheme_config"]
 
 TTL: Final = 3.0
-PACE: Final = {"sleep": 1.3}  # between tries: so that they do not all fall on the beats of the ttl
-# How long a holder stays at most: with a stall on top it is still within the ttl. What the program with the repair
-# gets wrong shows in the last half second only.
+PACE: Final = {"sleep": 1.6}  # between tries: so that they do not all fall on the beats of the ttl
+# How long a holder stays at most; what the program with the repair gets wrong shows in the last half second only.
 STAY_US: Final = {"setnx_repair": 2_900_000}
 TIMEOUT: Final = 1.0  # of one command
 NAME: Final = "foo"
@@ -81,7 +80,7 @@ def config_of(row: str, **bounds: Any) -> Config:
 def recipe_config(name: str, **options: Any) -> Config:
     """A lock of history with those options; if not otherwise said, at the pace of the lab."""
     options = {**PACE, **({"ttl": TTL} if "ttl" in options_of(name) else {}), **options}
-    return scheme_config(scheme_of(name, options))._replace(stay_us=STAY_US.get(name, 1_400_000))
+    return scheme_config(scheme_of(name, options))._replace(stay_us=STAY_US.get(name, 1_700_000))
 
 
 def scheme_config(scheme: Scheme) -> Config:
@@ -95,8 +94,11 @@ def scheme_config(scheme: Scheme) -> Config:
         new_store=Memcached if scheme.server == "memcached" else Store,
         by_server=not isinstance(scheme, Deadlined),
         ttl_us=round(TTL * 1e6),
-        stay_us=1_400_000,
+        stay_us=1_700_000,
         leaves_us=((0, NEVER),),
+        late=True,
+        polls=True,
+        patience=2.8,
         idle_us=round(scheme.sleep * 1e6) + 100_000,
         idle_us_per_fault=round((scheme.sleep + TIMEOUT) * 1e6) + 100_000,
     )

@@ -214,6 +214,9 @@ class Site:
         """Whether nothing that this client has begun is still under way."""
         return not self.requests and not self.machine.book.chores
 
+    def is_asleep(self) -> bool:
+        return self._process is not None and self._process.asleep
+
     # The visitor.
 
     def note(self, kind: str, **facts: Any) -> None:
@@ -318,6 +321,7 @@ class Local:
     """A point in the life of one client, and what can be seen of it from outside."""
 
     __slots__ = (
+        "asleep",
         "came_by",
         "closed_links",
         "fence",
@@ -327,6 +331,7 @@ class Local:
         "live",
         "make",
         "mark",
+        "moved",
         "next",
         "notes",
         "parent",
@@ -344,6 +349,9 @@ class Local:
         self.make = make
         # The same for the same life, also in another search of a process that was forked from the same parent.
         self.mark: int = hash((0 if parent is None else parent.mark, came_by))
+        self.moved: bool = parent is not None and (
+            parent.moved or came_by[0] != "start"
+        )  # anything has come of its coming
         self.next: dict[Input, Local] = {}
         self.live: Site | None = None
 
@@ -359,6 +367,7 @@ class Local:
         self.until_us = site.until_us
         self.wants_us = site.wants_us
         self.settled = site.is_settled()
+        self.asleep = site.is_asleep()
         self.links = tuple(site.links)
         self.closed_links = tuple(site.closed_links)
 

@@ -131,6 +131,7 @@ class _Teller:
             return "network", f"an old request of {actor} arrives at last: it {words}.", "", command, reply
         words = {
             "tick": "looks at the clock.",
+            "come": "comes, and wants the lock.",
             "resume": "goes on, as if nothing had happened.",
             "leave": "has done its work, and is about to release.",
             "deliver": {

@@ -49,7 +49,8 @@ class Trace:
 
     @property
     def steps(self) -> int:
-        return len(self.choices)
+        """How many things happen in it, beside that time passes."""
+        return sum(choice[0] != "time" for choice in self.choices)
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=2, ensure_ascii=False)
