@@ -235,7 +235,10 @@ def _leave_gate(turn: Turn) -> None:
 
 
 def _call_timeout(timeout: float, until: float | None, now: float) -> float:
-    return timeout if until is None else max(SHORTEST_CALL, min(timeout, until - now))
+    """Of one command. Who does not wait for the lock at all still waits for the server as long as anybody."""
+    if until is not None and until > now:
+        timeout = min(timeout, until - now)
+    return max(SHORTEST_CALL, timeout)
 
 
 def _named(turn: Turn, error: HoldfastError) -> HoldfastError:
