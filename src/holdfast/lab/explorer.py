@@ -18,7 +18,8 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from holdfast.lab.check import CHECKS, INVARIANTS, Event
-from holdfast.lab.model import NEVER, Choice, Config, Model, State
+from holdfast.lab.model import Model
+from holdfast.lab.state import NEVER, Choice, Config, State
 from holdfast.lab.trace import BROKEN, UNKNOWN
 
 __all__ = ["Broken", "Explorer"]

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from holdfast.errors import InvalidConfig
 from holdfast.lab.memcached import Memcached
-from holdfast.lab.model import NEVER, Config
+from holdfast.lab.state import NEVER, Config
 from holdfast.lab.store import Store
 from holdfast.lease import BaseLease, Terms
 from holdfast.names import keys_of

@@ -1,10 +1,7 @@
 """One client of a search: a machine with a visitor on it, cut off from everything but the inputs that it is fed.
 
-The explorer needs to go back to any earlier point and on from there, and a generator cannot be copied. But whatever a
-machine does is decided by its inputs (replies, times, bells, cancellations), so a point in its life is the list of
-inputs that led there: a ``Local``. Locals are interned, and the effect of an input on each is worked out once, however
-many states of the search have it in common. Only then is a machine rebuilt, by feeding it what it had before; or not
-even that, if the machine that has just arrived there has not been led on since.
+Whatever it does is decided by these inputs: replies, times, bells, cancellations. What it wants done, it leaves in lists
+that the search looks through.
 """
 
 from __future__ import annotations
@@ -22,7 +19,7 @@ from holdfast.lease import HELD, LOST
 from holdfast.protocol.effects import Command, Step, StepFailed, wait
 from holdfast.protocol.recipes.scheme import Turn
 
-__all__ = ["LISTEN", "Failure", "Input", "Local", "Note", "Request", "Site", "Visit", "frozen"]
+__all__ = ["LISTEN", "Failure", "Input", "Note", "Request", "Site", "Visit", "frozen"]
 
 LISTEN = "listen"
 Input = tuple[Any, ...]  # its kind, when it comes (in us), and what it brings
@@ -315,81 +312,3 @@ def _thawed(reply: Any) -> Any:
     if isinstance(reply, Failure):
         return failed(reply.why, sent=reply.sent, retry=reply.retry, prompt=reply.prompt)
     return [_thawed(item) for item in reply] if isinstance(reply, tuple) else reply
-
-
-class Local:
-    """A point in the life of one client, and what can be seen of it from outside."""
-
-    __slots__ = (
-        "asleep",
-        "came_by",
-        "closed_links",
-        "fence",
-        "granted_us",
-        "holds",
-        "links",
-        "live",
-        "make",
-        "mark",
-        "moved",
-        "next",
-        "notes",
-        "parent",
-        "requests",
-        "settled",
-        "stage",
-        "timers",
-        "until_us",
-        "wants_us",
-    )
-
-    def __init__(self, parent: Local | None, came_by: Input, make: Callable[[], Site]) -> None:
-        self.parent = parent
-        self.came_by = came_by
-        self.make = make
-        # The same for the same life, also in another search of a process that was forked from the same parent.
-        self.mark: int = hash((0 if parent is None else parent.mark, came_by))
-        self.moved: bool = parent is not None and (
-            parent.moved or came_by[0] != "start"
-        )  # anything has come of its coming
-        self.next: dict[Input, Local] = {}
-        self.live: Site | None = None
-
-    def look(self, site: Site) -> None:
-        self.live = site
-        self.notes = tuple(site.notes)
-        self.requests = tuple(request for request, _ in site.requests.values())
-        self.timers = site.timers()
-        self.stage = site.stage
-        self.holds = site.granted
-        self.granted_us = site.granted_us
-        self.fence = site.fence
-        self.until_us = site.until_us
-        self.wants_us = site.wants_us
-        self.settled = site.is_settled()
-        self.asleep = site.is_asleep()
-        self.links = tuple(site.links)
-        self.closed_links = tuple(site.closed_links)
-
-    def site(self) -> Site:
-        """A machine at this point, for one use."""
-        site, self.live = self.live, None
-        if site is not None:
-            return site
-        inputs: list[Input] = []
-        local: Local | None = self
-        while local is not None and local.parent is not None:
-            inputs.append(local.came_by)
-            local = local.parent
-        site = self.make()
-        for an_input in reversed(inputs):
-            site.feed(an_input)
-        return site
-
-    def after(self, an_input: Input) -> Local:
-        """Where that input leads."""
-        found = self.next[an_input] = Local(self, an_input, self.make)
-        site = self.site()
-        site.feed(an_input)
-        found.look(site)
-        return found

@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from holdfast.lab.check import CHECKS, Event
-from holdfast.lab.model import NEVER, Choice, Config, Model, State, under_way
+from holdfast.lab.model import Model
 from holdfast.lab.site import Failure, Request
+from holdfast.lab.state import NEVER, Choice, Config, State, under_way
 from holdfast.lab.store import START_US
 from holdfast.lab.trace import BROKEN, Moment
 from holdfast.protocol.effects import Command

@@ -1,0 +1,87 @@
+"""The values of a search: what is explored (``Config``), and one state of it.
+
+A state is a handful of numbers and small tuples, so that it can be hashed and compared: stores and clients are named by
+their marks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Final, NamedTuple
+
+from holdfast.lab.faults import FAULTS
+
+__all__ = ["NEVER", "NOBODY", "Choice", "Config", "State", "Under", "is_answered", "under_way"]
+
+Choice = tuple[Any, ...]  # what happens; plain data
+NOBODY: Final = -1
+NEVER: Final = 1 << 62
+
+
+class Under(NamedTuple):
+    """Something under way: to the server (a request that nobody waits for any more), or to a client."""
+
+    kind: str  # "ghost", "bell", "push", "cut" or "reply"
+    client: int
+    content: Any
+
+
+class Config(NamedTuple):
+    """What is explored, and within which bounds."""
+
+    make_lock: Callable[[Any], Any]  # given a driver
+    key: str
+    deadline_us: Callable[[bytes, int | None], int | None]  # until when what the key holds shuts others out
+    new_store: Callable[[], Any]
+    by_server: bool = True  # that deadline is kept by the server's clock, not by those of the clients
+    clients: int = 3
+    kinds: tuple[str, ...] = tuple(FAULTS)
+    opening: tuple[str, ...] | None = None  # what the first fault may be, if not all of these
+    spares_holders: bool = False  # no fault befalls a client while it has the lock
+    most_faults: int = 2
+    ttl_us: int = 3_000_000
+    stay_us: int = 1_200_000
+    leaves_us: tuple[tuple[int, int], ...] = ((0, 0), (50_000, 150_000))  # when it may leave before that is over
+    late: bool = False  # clients may come at any time, not only at the beginning
+    polls: bool = False  # who waits does so between two tries, each of which is an attempt of its own
+    horizon_us: int = 10_000_000
+    lag: int = 1  # how many of the last writes a replica may lack
+    patience: float | None = 4.5  # how long a client waits for the lock; None for ever
+    idle_us: int = 200_000  # how long a free lock may be left alone while somebody waits,
+    idle_us_per_fault: int = 2_000_000  # and how much longer for each fault
+    newcomer_us: int = 2_000_000  # how much longer than a ttl a newcomer may need
+    tick_us: int = 0  # by how much time passes with each step; 0: steps take no time, so that clocks can agree
+    reduce: bool = True  # local steps happen at once, and steps that commute are taken in one order only
+
+
+class State(NamedTuple):
+    now_us: int
+    store: int
+    locals: tuple[int, ...]
+    under_way: tuple[Under, ...] = ()
+    stopped: tuple[int, ...] = ()  # until when each client is paused; NEVER if it has crashed
+    held_back: tuple[bool, ...] = ()  # whether it was stopped before it could send, and has not done so since
+    since: tuple[int, ...] = ()  # since when each could have made progress
+    tracked: frozenset[tuple[bytes, int]] = frozenset()
+    faults: int = 0
+    owner: int = NOBODY  # whose the key is
+    free_since: int = 0  # since when the lock is free; -1 while it is not
+    arrived: tuple[int, ...] = ()  # who waits, in the order of arrival
+    touched: int = 0  # whom a fault has befallen, as bits
+    come: int = 0  # how many clients have come
+    fence: int = 0  # the highest that was granted
+    before: tuple[int, ...] = ()  # stores that a replica may still be at
+    broken_links: frozenset[str] = frozenset()  # connections to a server that is no more
+
+
+def under_way(state: State) -> Iterator[tuple[tuple[str, int, int], Under]]:
+    """What is under way, each with a name: its kind, its client, and its place among those of that kind and client."""
+    count: dict[tuple[str, int], int] = {}
+    for item in sorted(set(state.under_way), key=repr) if len(state.under_way) > 1 else state.under_way:
+        place = count[item.kind, item.client] = count.get((item.kind, item.client), -1) + 1
+        yield (item.kind, item.client, place), item
+
+
+def is_answered(state: State, client: int, number: int) -> bool:
+    """Whether the server has executed it, and the reply waits for the client to wake up."""
+    return any(item.kind == "reply" and item.client == client and item.content[0] == number for item in state.under_way)
