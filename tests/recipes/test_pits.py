@@ -11,10 +11,10 @@ import pytest
 import redis
 
 import holdfast
-from tests.proxy import LOSE_REPLY, LOSE_REQUEST, Proxy
+from tests.proxy import LOSE_REPLY, LOSE_REQUEST, MUTE_REPLY, Proxy
 from tests.recipes.byhand import ByHand
 from tests.servers import Server
-from tests.support import eventually
+from tests.support import eventually, took
 
 
 def micros() -> int:
@@ -327,6 +327,14 @@ def test_an_exec_whose_reply_is_lost_waits_for_itself(connect: Any, proxy: Proxy
     proxy.on("exec", LOSE_REPLY)
     assert recipe.acquire(timeout=0.05) is None
     assert admin.exists("lock:foo"), "it is its own, and it does not know"
+
+
+def test_nor_does_one_that_hangs_after_a_refusal(connect: Any, proxy: Proxy, admin: redis.Redis) -> None:
+    face = connect(proxy.url, timeout=30)
+    admin.set("foo", "another's")
+    proxy.on("setnx", MUTE_REPLY, after=1)
+    with took(less_than=10), pytest.raises(holdfast.Unavailable):
+        face.recipe("setnx", "foo", sleep=0.3).acquire(timeout=0.2)
 
 
 def test_a_hung_server_does_not_outlast_patience(connect: Any, server: Server) -> None:

@@ -94,7 +94,10 @@ class BaseRecipe(BaseLock[L]):
             outcome: Outcome = LOST
             if gate.setdefault(None, turn) is turn:
                 tries += 1
-                outcome = yield from self._try(turn, _call_timeout(self._terms.timeout, until, asked_at))
+                timeout = self._terms.timeout
+                if tries > 1 or (until is not None and until > asked_at):  # else it is not the lock that is waited for
+                    timeout = _call_timeout(timeout, until, asked_at)
+                outcome = yield from self._try(turn, timeout)
             now = yield from clock()
             if outcome is WON:
                 turn.begin(asked_at, now)
@@ -235,10 +238,7 @@ def _leave_gate(turn: Turn) -> None:
 
 
 def _call_timeout(timeout: float, until: float | None, now: float) -> float:
-    """Of one command. Who does not wait for the lock at all still waits for the server as long as anybody."""
-    if until is not None and until > now:
-        timeout = min(timeout, until - now)
-    return max(SHORTEST_CALL, timeout)
+    return timeout if until is None else max(SHORTEST_CALL, min(timeout, until - now))
 
 
 def _named(turn: Turn, error: HoldfastError) -> HoldfastError:
