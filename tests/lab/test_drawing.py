@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from holdfast.lab.drawing import Drawing
-from holdfast.lab.lanes import clients_of, clock, count, left, sentence, shorten
+from holdfast.lab.lanes import clients_of, clock, count, left, numbers_of, sentence, shorten
 from holdfast.lab.matrix import Matrix
 from holdfast.lab.trace import Moment, Trace
 from tests.lab.stories import FINDINGS, HOSTILE, MEANING, ORPHAN, PAUSE, STORIES
@@ -84,6 +84,11 @@ def test_only_those_who_take_part_have_a_lane() -> None:
     assert clients_of(HOSTILE) == ["A", "B", "C"]
 
 
+def test_that_time_passes_is_no_step() -> None:
+    assert numbers_of(ORPHAN) == ["1", "2", "3", ""]
+    assert all(max(map(int, filter(None, numbers_of(story)))) == story.steps for story in STORIES)
+
+
 @pytest.mark.parametrize(
     ("us", "said"),
     [(0, "0 s"), (7, "7 µs"), (1500, "1.5 ms"), (2_998_000, "2.998 s"), (90_000_000, "90 s"), (-2_000_000, "-2 s")],
@@ -126,7 +131,7 @@ def test_the_matrix_fits_and_every_cell_has_its_verdict(width: int, rows: int) -
     assert max(len(line.rstrip()) for line in lines) <= width
     assert "…" not in "".join(lines)
     text = "\n".join(lines)
-    assert "broken (4 steps)" in text or "✗ 4" in text
+    assert "broken (3 steps)" in text or "✗ 3" in text
     assert "holds (1,234 states)" in text or "✓1.2k" in text or "✓ 1.2k" in text
 
 
@@ -144,7 +149,7 @@ def test_a_wide_matrix_says_it_in_words() -> None:
 def test_few_recipes_are_turned_to_have_room_for_words() -> None:
     lines = drawn(Matrix(FINDINGS[:1]), 80)
     assert lines[0].split() == ["setnx"]
-    assert lines[the("NoOrphan", lines)].split() == ["NoOrphan", "broken", "(4", "steps)"]
+    assert lines[the("NoOrphan", lines)].split() == ["NoOrphan", "broken", "(3", "steps)"]
 
 
 def test_a_narrow_matrix_explains_its_abbreviations() -> None:

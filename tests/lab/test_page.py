@@ -135,7 +135,7 @@ def test_every_broken_cell_leads_to_its_drawing(read: Reader) -> None:
 def test_every_cell_says_its_verdict_in_a_word(read: Reader) -> None:
     classes = [attributes.get("class") or "" for _, attributes in read.tags]
     assert [classes.count(f"cell {verdict}") for verdict in ("broken", "holds", "unknown")] == [3, 25, 2]
-    for said in ("✗ broken <small>4 steps</small>", "✓ holds <small>1.2k states</small>", "? unknown "):
+    for said in ("✗ broken <small>3 steps</small>", "✓ holds <small>1.2k states</small>", "? unknown "):
         assert said in PAGE
 
 
@@ -231,6 +231,13 @@ def test_the_chosen_moment_and_the_controls_stay_in_sight(
         assert row[1] <= (panel[0] if width < 600 else height)
         assert controls[0] >= 0
         assert controls[1] <= height
+
+
+def test_that_time_passes_is_a_moment_but_no_step(browser: Browser, address: str) -> None:
+    browser.open(f"{address}#setnx-NoOrphan")
+    assert browser.look(STANDING) == "4,4|–"
+    browser.look("document.querySelector('details[open] .back').click()")
+    assert browser.look(STANDING) == "3,3|3 of 3"
 
 
 def test_a_link_of_the_matrix_opens_its_drawing(browser: Browser, address: str) -> None:

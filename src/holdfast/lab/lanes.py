@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
     from holdfast.lab.trace import Cell, Moment, Trace
 
-__all__ = ["clients_of", "clock", "count", "exclaim", "heading", "label", "left", "sentence", "shorten"]
+__all__ = ["clients_of", "clock", "count", "exclaim", "heading", "label", "left", "numbers_of", "sentence", "shorten"]
 
 OTHERS = ("server", "network", "time")
 
@@ -20,6 +20,15 @@ def clients_of(trace: Trace) -> list[str]:
     for moment in trace.moments:
         seen.update((moment.actor, *moment.holders, *moment.dead, *moment.paused))
     return sorted(seen.difference(OTHERS))
+
+
+def numbers_of(trace: Trace) -> list[str]:
+    """The number of the step that each moment is. That time passes is no step, and has none."""
+    found, last = [], 0
+    for moment in trace.moments:
+        last += moment.actor != "time"
+        found.append("" if moment.actor == "time" else str(last))
+    return found
 
 
 def clock(us: int) -> str:

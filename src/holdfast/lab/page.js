@@ -7,11 +7,13 @@ for (const pit of document.querySelectorAll(".pit")) {
   const items = [...pit.querySelectorAll(".story > li")];
   const drawn = [...pit.querySelectorAll("svg .moment")];
   const last = items.length;
+  const inAll = items.filter((item) => item.querySelector(".step").textContent).length;
 
   function show(number) {
     slider.value = number;
-    slider.setAttribute("aria-valuetext", `moment ${number} of ${last}`);
-    output.textContent = `${number} of ${last}`;
+    const step = items[number - 1].querySelector(".step").textContent;
+    output.textContent = step ? `${step} of ${inAll}` : "–";
+    slider.setAttribute("aria-valuetext", step ? `step ${step} of ${inAll}` : "time passes");
     back.disabled = number <= 1;
     on.textContent = number < last ? "Next" : "Again";
     for (const part of [...drawn, ...items]) {

@@ -14,7 +14,7 @@ from html import escape
 from importlib import resources
 from typing import TYPE_CHECKING, Final
 
-from holdfast.lab.lanes import clock, count, exclaim, heading, label, sentence
+from holdfast.lab.lanes import clock, count, exclaim, heading, label, numbers_of, sentence
 from holdfast.lab.picture import STYLE, Picture, element
 from holdfast.lab.trace import BROKEN, HOLDS, UNKNOWN
 
@@ -149,7 +149,8 @@ def _pit(cell: Cell, meaning: Mapping[str, str]) -> str:
     how, meant = heading(cell, meaning)
     last = len(trace.moments)
     picture = Picture(trace).inline(f"{cell.recipe}, {_spaced(cell.invariant)}: {how}")
-    story = "".join(_story(number, moment) for number, moment in enumerate(trace.moments, 1))
+    numbered = enumerate(zip(numbers_of(trace), trace.moments, strict=True), 1)
+    story = "".join(_story(number, step, moment) for number, (step, moment) in numbered)
     controls = (
         '<button type="button" class="back">Back</button>'
         f'<input type="range" class="slider" min="1" max="{last}" value="{last}" step="1" aria-label="Moment">'
@@ -169,9 +170,10 @@ def _pit(cell: Cell, meaning: Mapping[str, str]) -> str:
     )
 
 
-def _story(number: int, moment: Moment) -> str:
+def _story(number: int, step: str, moment: Moment) -> str:
     actor, does = sentence(moment)
-    said = f'<span class="when">{escape(clock(moment.at_us))}</span>'
+    said = f'<span class="step">{step}</span>'
+    said += f'<span class="when">{escape(clock(moment.at_us))}</span>'
     said += (f"<b>{escape(actor)}</b>" if actor else "") + escape(does)
     if moment.fault:
         said += f' <span class="tag">{escape(label(moment.fault))}</span>'

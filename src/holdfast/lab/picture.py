@@ -12,7 +12,7 @@ from html import escape
 from importlib import resources
 from typing import TYPE_CHECKING, Final
 
-from holdfast.lab.lanes import clients_of, clock, exclaim, label, left, sentence, shorten
+from holdfast.lab.lanes import clients_of, clock, exclaim, label, left, numbers_of, sentence, shorten
 
 if TYPE_CHECKING:
     from holdfast.lab.trace import Moment, Trace
@@ -54,6 +54,7 @@ class Picture:
     def __init__(self, trace: Trace, *, words: bool = False) -> None:
         self.trace = trace
         self.clients = clients_of(trace)
+        self.numbers = numbers_of(trace)
         self.words = words
         self.width = WIDTH + (WORDS if words else 0)
         self.key = WIDTH - KEY_TEXT - 12
@@ -143,7 +144,7 @@ class Picture:
         parts.append(self._action(moment, y))
         if moment.violation:
             parts.append(text(12, y + 19, "✗", "wrong"))
-        parts.append(text(12, y + 4, str(number), "wrong" if moment.violation else "new"))
+        parts.append(text(12, y + 4, self.numbers[number - 1], "wrong" if moment.violation else "new"))
         if before is None or before.at_us != moment.at_us:
             parts.append(text(FIRST_LANE - 20, y + 4, clock(moment.at_us), "soft small end"))
         if self.words:
