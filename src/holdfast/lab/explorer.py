@@ -144,15 +144,7 @@ class Explorer:
                 continue
             self.transitions += 1
             after, events = model.after(state, choice)
-            is_pure = (
-                reduce
-                and choice[0] == "do"
-                and not events
-                and after.store == state.store
-                and after.under_way == state.under_way
-                and after.now_us == state.now_us
-                and after.tracked == state.tracked
-            )
+            is_pure = reduce and not events and commutes(choice, state, after)
             asleep = frozenset(pure) if is_pure else frozenset()
             if is_pure:
                 pure.append(choice)
@@ -212,6 +204,18 @@ class Explorer:
                     self.broken[name] = self.broken[name]._replace(seed=seed)
             path = (path, choice)
         return unrolled(path)
+
+
+def commutes(choice: Choice, before: State, after: State) -> bool:
+    """Whether a step without events concerns nobody but its client, so that it commutes with others of the kind."""
+    return (
+        choice[0] == "do"
+        and after.store == before.store
+        and after.under_way == before.under_way
+        and after.now_us == before.now_us
+        and after.tracked == before.tracked
+        and after.free_since == before.free_since
+    )
 
 
 def unrolled(path: Path) -> tuple[Choice, ...]:

@@ -1,9 +1,9 @@
 """A point in the life of one client, to which a search can come back.
 
-A generator cannot be copied. But whatever a client does is decided by its inputs, so a point in its life is the list of
-inputs that led there. Such points are interned, and the effect of an input on each is worked out once, however many
-states of the search have it in common. Only then is a machine built again, by feeding it what it had before; or not even
-that, if the machine that has just arrived there has not been led on since.
+A generator cannot be copied. But whatever a client does is decided by its inputs, so a point in its life is the list
+of inputs that led there. Such points are interned, and the effect of an input on each is worked out once, however many
+states of the search have it in common. Only then is a machine built again, by feeding it what it had before; or not
+even that, if the machine that has just arrived there has not been led on since.
 """
 
 from __future__ import annotations

@@ -126,6 +126,8 @@ class Model:
                 continue
             if local.timers and local.timers[0] <= now and not state.held_back[client]:
                 yield "tick", client
+            if local.stage == "holds" and self.config.spares_holders and state.touched >> client & 1:
+                yield "leave", client
             for request in local.requests:
                 if not is_answered(state, client, request.number):
                     yield "do", client, request.number
@@ -141,7 +143,8 @@ class Model:
             yield "come", state.come
         for client, mark in enumerate(state.locals):
             local = self.locals[mark]
-            if local.stage == "holds" and not state.stopped[client]:
+            spared = self.config.spares_holders and state.touched >> client & 1
+            if local.stage == "holds" and not state.stopped[client] and not spared:
                 stayed_us = state.now_us - local.granted_us
                 if any(start <= stayed_us <= end for start, end in self.config.leaves_us):
                     yield "leave", client

@@ -104,12 +104,21 @@ def scheme_config(scheme: Scheme) -> Config:
     )
 
 
+class QuietLease(BaseLease):
+    """A search drops clients in the middle of their lives, and nobody is to be warned of that."""
+
+    __slots__ = ()
+
+    def __del__(self) -> None:
+        pass
+
+
 def fenced_config(**bounds: Any) -> Config:
     """The fenced lock. ``cohort`` and what else ``Terms`` has may be said, too."""
     terms = replace(_TERMS, **{name: bounds.pop(name) for name in list(bounds) if name in Terms.__dataclass_fields__})
     keys = keys_of(NAME)
     return Config(
-        make_lock=lambda driver: BaseLock(driver, keys, terms, BaseLease),
+        make_lock=lambda driver: BaseLock(driver, keys, terms, QuietLease),
         key=keys.main,
         deadline_us=lambda value, expires_us: expires_us,
         new_store=Store,

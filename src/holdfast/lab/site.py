@@ -1,7 +1,7 @@
 """One client of a search: a machine with a visitor on it, cut off from everything but the inputs that it is fed.
 
-Whatever it does is decided by these inputs: replies, times, bells, cancellations. What it wants done, it leaves in lists
-that the search looks through.
+Whatever it does is decided by these inputs: replies, times, bells, cancellations. What it wants done, it leaves in
+lists that the search looks through.
 """
 
 from __future__ import annotations

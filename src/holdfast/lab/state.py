@@ -37,7 +37,7 @@ class Config(NamedTuple):
     clients: int = 3
     kinds: tuple[str, ...] = tuple(FAULTS)
     opening: tuple[str, ...] | None = None  # what the first fault may be, if not all of these
-    spares_holders: bool = False  # no fault befalls a client while it has the lock
+    spares_holders: bool = False  # no fault befalls who has the lock, and whom one befell before does not stay
     most_faults: int = 2
     ttl_us: int = 3_000_000
     stay_us: int = 1_200_000

@@ -1,0 +1,344 @@
+"""What the search finds by itself, and that it is the recipe it finds it in: without the cause it finds nothing.
+
+``SEARCHES`` says where to look (kinds of fault, how many, how many clients), never what comes of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import pytest
+
+from holdfast.errors import InvalidConfig
+from holdfast.lab.explorer import Explorer
+from holdfast.lab.faults import FAULTS
+from holdfast.lab.question import question_config, two_winners
+from holdfast.lab.rows import PACE, TTL, config_of, scheme_config
+from holdfast.lab.state import Config
+from holdfast.lab.survey import find, survey
+from holdfast.lab.trace import BROKEN, HOLDS, UNKNOWN, Trace
+from holdfast.protocol.effects import Command, Effects, Step, call, new_token
+from holdfast.protocol.recipes import scheme_of
+from holdfast.protocol.recipes.deadline import Deadlined
+from holdfast.protocol.recipes.getset import GetSet
+from holdfast.protocol.recipes.getset_equal import GetSetEqual
+from holdfast.protocol.recipes.multi import Multi
+from holdfast.protocol.recipes.scheme import LOST, WON, Leased, Outcome, Scheme, Turn
+from holdfast.protocol.recipes.set_nx_plain import SetNXPlain
+from holdfast.protocol.recipes.setnx import SetNX
+from holdfast.protocol.recipes.setnx_expire import SetNXExpire
+from holdfast.protocol.recipes.watch_blind import WatchBlind
+
+
+def explored(config: Config, invariant: str, kinds: tuple[str, ...], most_faults: int) -> Explorer:
+    """A search for one thing, with ever more faults, until it is found or nothing is left."""
+    explorer = Explorer(config._replace(kinds=kinds), invariants=[invariant], stop_at=[invariant])
+    for faults in range(most_faults + 1):
+        if not explorer.search(faults, kinds):
+            break
+    return explorer
+
+
+# The same recipes without the cause of a pit.
+
+
+class AtomicTtl(SetNXExpire):
+    """SETNX and EXPIRE in one command."""
+
+    def attempt(self, turn: Turn, timeout: float) -> Effects[Outcome]:
+        words = "SET", turn.key, 1, "NX", "EX", self.whole_seconds
+        return WON if (yield from call(Command(words), timeout)) else LOST
+
+
+class TimidLosers(Multi):
+    """Who loses does not touch the ttl."""
+
+    attempt = AtomicTtl.attempt
+
+
+class Token:
+    """A value of one's own, and a release that looks at it."""
+
+    def free(self, turn: Turn, timeout: float) -> Effects[bool]:
+        return bool((yield from call(Step("free", (turn.key,), (turn.token,)), timeout, shielded=True)))
+
+
+class OwnSetNX(Token, SetNX):
+    def attempt(self, turn: Turn, timeout: float) -> Effects[Outcome]:
+        turn.token = turn.token or (yield from new_token(""))
+        return WON if (yield from call(Command(("SETNX", turn.key, turn.token)), timeout)) else LOST
+
+
+class OwnSetNXEx(Token, SetNXPlain):
+    def attempt(self, turn: Turn, timeout: float) -> Effects[Outcome]:
+        turn.token = turn.token or (yield from new_token(""))
+        words = "SET", turn.key, turn.token, "NX", "EX", self.whole_seconds
+        return WON if (yield from call(Command(words), timeout)) else LOST
+
+
+class OwnMulti(OwnSetNXEx):
+    """MULTI is not needed any more, once its EXPIRE is the winner's only."""
+
+
+class CompareAndSet:
+    """A deadline is replaced only if it is still the one that was seen."""
+
+    def attempt(self, turn: Turn, timeout: float) -> Effects[Outcome]:
+        scheme: Any = self
+        now = yield from scheme.read_now()
+        turn.value = yield from scheme.write(turn, scheme.deadline(now))
+        if (yield from call(Command(("SETNX", turn.key, turn.value)), timeout)) == 1:
+            return WON
+        seen = yield from call(Command(("GET", turn.key)), timeout)
+        if seen is None or not scheme.is_past(seen, now):
+            return LOST
+        swap = "if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('SET', KEYS[1], ARGV[2]) return 1 end return 0"
+        words = "EVAL", swap, 1, turn.key, seen.decode(), turn.value
+        return WON if (yield from call(Command(words), timeout)) else LOST
+
+
+class SafeGetSet(CompareAndSet, GetSet):
+    pass
+
+
+class SafeGetSetEqual(CompareAndSet, GetSetEqual):
+    pass
+
+
+class ByServerTime:
+    """The time is the server's, whatever the client's clock says."""
+
+    def read_now(self) -> Effects[int]:
+        seconds, micros = yield from call(Command(("TIME",)), 1.0)
+        return int(seconds) * 1_000_000 + int(micros)
+
+
+class PunctualGetSet(ByServerTime, GetSet):
+    pass
+
+
+class PunctualGetSetEqual(ByServerTime, GetSetEqual):
+    pass
+
+
+class NamedGetSet(GetSet):
+    """With its owner's name before the deadline, and a release that compares."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SightedWatch(WatchBlind):
+    """It reads what it watches."""
+
+    def attempt(self, turn: Turn, timeout: float) -> Effects[Outcome]:
+        return (yield from scheme_of("watch", {"ttl": TTL}).attempt(turn, timeout))
+
+
+def of(scheme: type[Scheme], **options: Any) -> Config:
+    ttl = {"ttl": TTL} if issubclass(scheme, Leased) else {}
+    config = scheme_config(scheme(**{**PACE, **ttl, **options}))
+    return config._replace(by_server=not issubclass(scheme, Deadlined))
+
+
+class Case(NamedTuple):
+    row: str
+    invariant: str
+    kinds: tuple[str, ...]
+    most_faults: int
+    cured: Config
+    clients: int = 2
+    bounds: tuple[tuple[str, Any], ...] = ()
+
+
+BRIEF = ("patience", 1.0), ("leaves_us", ((0, 0),))
+CUT_SHORT = ("spares_holders", True), ("patience", 3.2), ("leaves_us", ((0, 0),))
+CRASH, PAUSE, LATE = ("crash",), ("pause",), ("duplicate",)
+CASES = [
+    Case("setnx", "NoOrphan", CRASH, 1, of(AtomicTtl)),
+    Case("setnx_expire", "NoOrphan", CRASH, 1, of(AtomicTtl)),
+    Case("multi", "OwnerOnlyStretch", (), 0, of(TimidLosers)),
+    Case("multi", "NoOrphan", CRASH, 1, of(TimidLosers)),
+    Case("getset", "OwnerOnlyStretch", ("stall",), 1, of(SafeGetSet), 3, BRIEF),
+    Case("getset_equal", "OwnerOnlyStretch", ("stall",), 1, of(SafeGetSetEqual), 3, BRIEF),
+    Case("getset", "MutualExclusion", ("skew",), 1, of(PunctualGetSet)),
+    Case("getset_equal", "MutualExclusion", ("skew",), 1, of(PunctualGetSetEqual)),
+    # Two hold with all clocks right, although no holder was ever stopped: a loser was, and cut the holder's time short.
+    Case("getset", "MutualExclusion", ("stall",), 1, of(SafeGetSet), 3, CUT_SHORT),
+    Case("getset_equal", "AcquireTotality", ("stall",), 1, of(SafeGetSetEqual)),
+    Case("watch_blind", "MutualExclusion", (), 0, of(SightedWatch)),
+    Case("setnx_repair:as_written", "OwnerOnlyStretch", (), 0, config_of("setnx_repair")),
+    # The wrong DEL. A lock without a ttl has no successor unless its own DEL comes twice.
+    Case("setnx", "OwnerOnlyRelease", LATE, 1, of(OwnSetNX)),
+    Case("setnx_expire", "OwnerOnlyRelease", PAUSE, 1, of(OwnSetNXEx)),
+    Case("multi", "OwnerOnlyRelease", PAUSE, 1, of(OwnMulti)),
+    Case("getset", "OwnerOnlyRelease", PAUSE, 1, of(NamedGetSet, owner_prefix=True, release="same_value")),
+    Case("getset:del", "OwnerOnlyRelease", PAUSE, 1, of(NamedGetSet, owner_prefix=True, release="same_value")),
+    Case("getset_equal", "OwnerOnlyRelease", PAUSE, 1, of(NamedGetSet, owner_prefix=True, release="same_value")),
+    Case("watch_blind", "OwnerOnlyRelease", (), 0, config_of("watch")),
+    Case("set_nx_plain", "OwnerOnlyRelease", PAUSE, 1, of(OwnSetNXEx)),
+]
+IDS = [f"{case.row}-{case.invariant}-{'+'.join(case.kinds) or 'nothing'}" for case in CASES]
+
+
+@pytest.mark.parametrize("case", CASES, ids=IDS)
+def test_pits_are_found_and_are_gone_with_their_cause(case: Case) -> None:
+    bounds = {"clients": case.clients, **dict(case.bounds)}
+    found = explored(config_of(case.row, **bounds), case.invariant, case.kinds, case.most_faults)
+    assert case.invariant in found.broken
+    choices = found.broken[case.invariant].choices
+    assert sum(choice[0] != "time" for choice in choices) <= 15
+    cured = case.cured._replace(stay_us=found.config.stay_us, **bounds)
+    explorer = Explorer(cured._replace(kinds=case.kinds), invariants=[case.invariant])
+    assert all(explorer.search(faults, case.kinds) for faults in range(case.most_faults + 1))
+    assert not explorer.broken
+    assert explorer.states > 50
+
+
+def test_a_pause_makes_two_hold_a_lock_by_set_nx_and_the_fenced_lock_is_safe_under_it() -> None:
+    found = explored(config_of("set_nx", clients=2), "MutualExclusion", PAUSE, 1)
+    assert "MutualExclusion" in found.broken
+    unsafe = explored(config_of("set_nx", clients=2), "FencedSafety", PAUSE, 1)
+    assert "FencedSafety" in unsafe.broken
+    fenced = Explorer(config_of("holdfast", clients=2, kinds=PAUSE))
+    assert fenced.search(1)  # every pause of every client at every step, and so the one that broke the other
+    assert not fenced.broken
+    assert {"FencedSafety", "MutualExclusion", "NoFalseHold", "NoOrphan"} <= fenced.known
+
+
+@pytest.mark.parametrize("equal", [True, False], ids=["equal deadlines", "deadlines that differ"])
+@pytest.mark.parametrize("variant", ["getset", "getset_equal"])
+def test_of_those_who_see_the_same_expired_deadline_only_one_wins(variant: str, equal: bool) -> None:
+    answer = two_winners(variant, 3, equal=equal)
+    assert answer.exhausted
+    assert not answer.two_win
+    assert answer.states > 100
+    assert "never two win (every interleaving" in str(answer)
+
+
+def test_the_question_would_be_answered_otherwise_if_losers_did_not_look_at_what_they_replaced() -> None:
+    class Rash(GetSet):
+        def wins(self, seen: bytes | None, before: bytes | None, now: int) -> bool:
+            return True
+
+    config = question_config("getset", 2, equal=True)
+    careless = config._replace(make_lock=of(Rash).make_lock)
+    explorer = Explorer(careless, invariants=["MutualExclusion"])
+    explorer.search(0)
+    assert "MutualExclusion" in explorer.broken
+
+
+SMALL = [
+    ("setnx_expire", ("crash", "pause"), 1, 2),
+    ("getset", ("stall", "skew"), 1, 2),
+    ("getset_equal", ("cancel", "delay", "lost_reply"), 1, 2),
+    ("watch", ("restart", "eviction"), 1, 2),
+    ("set_nx", (), 0, 3),
+    ("holdfast", ("crash", "failover"), 1, 2),
+]
+
+
+@pytest.mark.parametrize(("row", "kinds", "most_faults", "clients"), SMALL, ids=[case[0] for case in SMALL])
+def test_the_reduction_saves_transitions_and_changes_no_verdict(
+    row: str, kinds: tuple[str, ...], most_faults: int, clients: int
+) -> None:
+    bounds = {"clients": clients, "kinds": kinds, "patience": 2.0, "horizon_us": 6_000_000, "leaves_us": ((0, 0),)}
+    whole = Explorer(config_of(row, reduce=False, **bounds))
+    reduced = Explorer(config_of(row, **bounds))
+    assert whole.search(most_faults)
+    assert reduced.search(most_faults)
+    assert whole.broken.keys() == reduced.broken.keys()
+    assert reduced.transitions < whole.transitions
+
+
+def test_steps_that_commute_are_taken_in_one_order_and_no_state_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = config_of("getset", clients=3, kinds=(), patience=1.0, leaves_us=((0, 0),))
+    asleep = Explorer(config)
+    assert asleep.search(0)
+    awake = Explorer(config)
+    monkeypatch.setattr("holdfast.lab.explorer.commutes", lambda *_: False)
+    assert awake.search(0)
+    assert awake.hashes == asleep.hashes
+    assert asleep.transitions < awake.transitions
+
+
+@pytest.mark.parametrize("kind", FAULTS)
+def test_every_kind_of_fault_strikes(kind: str) -> None:
+    explorer = Explorer(config_of("holdfast", clients=2, kinds=(kind,)))
+    state, struck = explorer.model.first(), False
+    explorer.model.config = explorer.config._replace(most_faults=1)
+    for _ in range(40):
+        moves = explorer.model.moves(state)
+        faults = [move for move in moves if move[0] == "fault"]
+        assert all(move[1] == kind for move in faults)
+        if faults:
+            after, events = explorer.model.after(state, faults[0])
+            assert after.faults == 1
+            assert any(event.kind == "touched" and event.what == kind for event in events)
+            struck = True
+        state, _ = explorer.model.after(state, next(move for move in moves if move[0] != "fault"))
+        if struck:
+            break
+    assert struck
+
+
+def test_walks_of_chance_come_about_again_by_their_seed() -> None:
+    def walks(seed: int) -> list[Any]:
+        explorer = Explorer(config_of("getset", clients=3))
+        return [explorer.walk(seed + number, most_faults=3) for number in range(20)]
+
+    assert walks(7) == walks(7)
+    assert walks(7) != walks(8)
+
+
+def test_what_a_walk_breaks_names_its_seed_and_is_broken_again_by_it() -> None:
+    config = config_of("watch_blind", clients=2)
+    explorer = Explorer(config)
+    for seed in range(20):
+        explorer.walk(seed, most_faults=1)
+    broken = explorer.broken["MutualExclusion"]
+    again = Explorer(config)
+    again.walk(broken.seed or 0, most_faults=1)
+    assert again.broken["MutualExclusion"].choices == broken.choices
+
+
+def test_survey_tells_of_every_row_and_invariant_and_of_its_progress() -> None:
+    said: list[Any] = []
+    found = survey(["setnx", "holdfast"], clients=2, budget=2.0, faults=["crash"], progress=said.append)
+    cells = {(cell.recipe, cell.invariant): cell for findings in found for cell in findings.cells}
+    assert cells["setnx", "NoOrphan"].verdict == BROKEN
+    assert cells["holdfast", "NoOrphan"].verdict == HOLDS
+    assert cells["setnx", "FenceMonotone"].verdict == UNKNOWN
+    assert all(cell.verdict != BROKEN for (row, _), cell in cells.items() if row == "holdfast")
+    assert {progress.row for progress in said} == {"setnx", "holdfast"}
+    assert said[-1].done == said[-1].of == 2
+
+
+def test_survey_in_one_process_finds_the_same() -> None:
+    findings = survey(["setnx"], clients=2, budget=2.0, faults=["crash"], jobs=1)[0]
+    assert {cell.invariant for cell in findings.cells if cell.verdict == BROKEN} == {"NoOrphan"}
+
+
+def test_traces_survive_json_and_tell_how_it_came_to_that() -> None:
+    trace = find("set_nx", "MutualExclusion", faults=["pause"], clients=2).trace
+    assert trace is not None
+    assert Trace.from_json(trace.to_json()) == trace
+    assert trace.faults == ("pause",)
+    assert trace.moments[-1].violation
+    assert not any(moment.violation for moment in trace.moments[:-1])
+    assert len(trace.moments) == len(trace.choices)
+    assert set(trace.moments[-1].holders) == {"A", "B"}
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"row": "nosuch"}, "there are setnx"),
+        ({"invariant": "nosuch"}, "there are MutualExclusion"),
+        ({"clients": 9}, "2 to 4"),
+        ({"faults": ["nosuch"]}, "there are crash"),
+    ],
+)
+def test_bad_requests_are_refused_at_once(options: dict[str, Any], says: str) -> None:
+    asked = {"row": "setnx", "invariant": "NoOrphan", **options}
+    with pytest.raises(InvalidConfig, match=says):
+        find(asked.pop("row"), asked.pop("invariant"), **asked)
