@@ -220,6 +220,23 @@ def test_show_saves_the_trace_and_the_image(run: Run, saved: Path, tmp_path: Pat
     assert image.read_text().startswith("<svg ")
 
 
+def test_the_trace_is_saved_though_nobody_reads_the_drawing(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    ours, theirs = os.pipe()
+    os.close(ours)
+    try:
+        subprocess.run(
+            [*CLI, "lab", *CRASHED, "--save", str(path)],
+            stdout=theirs,
+            stderr=subprocess.DEVNULL,
+            env=environment(),
+            timeout=PATIENCE_S,
+        )
+    finally:
+        os.close(theirs)
+    assert Trace.from_json(path.read_text()).moments
+
+
 def test_report_writes_one_page(run: Run, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     code, out, err = run("report", "--html", str(page), *QUICK)
@@ -257,6 +274,14 @@ def test_replay_performs_the_trace_and_confirms_it(saved: Path, server: Server) 
     *moments, last = done.stdout.splitlines()
     assert moments
     assert last.startswith("confirmed: ")
+
+
+def test_what_no_real_server_can_be_made_to_do(run: Run, server: Server, tmp_path: Path) -> None:
+    path = tmp_path / "jump.json"
+    assert run("show", "set_nx", "MutualExclusion", "--fault", "clock_jump", "--save", str(path))[0] == 0
+    code, out, err = run("replay", str(path), "--url", server.url)
+    assert (code, out) == (69, "")
+    assert "clock" in err
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[1]", "null", '{"moments": [], "choices": []}', "no json"])

@@ -167,7 +167,7 @@ def show(
         out.print(f"{meaning.get(invariant, '')}", markup=False)
         out.print(f"\n{bounds(asked)}", style="dim", soft_wrap=True)
         return NO_FILE if save or svg else 0
-    draw(out, cell, meaning)
+    # Files first: whoever reads the drawing (head, less) may hang up halfway.
     if save:
         save.write_text(cell.trace.to_json() + "\n", encoding="utf-8")
     if svg:
@@ -177,6 +177,7 @@ def show(
         how, meant = heading(cell, meaning)
         picture = Picture(cell.trace, words=True).standalone(f"{recipe}: {invariant}", f"{meant} It is {how}.")
         svg.write_text(picture, encoding="utf-8")
+    draw(out, cell, meaning)
     out.print(f"\n{cell.states:,} states; {bounds(asked)}", style="dim", soft_wrap=True)
     return 0
 
