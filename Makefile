@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 BENCH_READY := $(VENV)/.ready-bench
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format bench bench-contention clean
+.PHONY: help demo test lint format lab bench bench-contention clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile
@@ -25,6 +25,9 @@ lint: $(READY)  ## ruff and mypy --strict
 format: $(READY)  ## let ruff lay out the code
 	@$(BIN)/ruff check --fix -q .
 	@$(BIN)/ruff format -q .
+
+lab: $(READY)  ## how far the lab comes: the matrix, the fenced lock under every pair of faults (about 10 minutes)
+	@$(BIN)/python -m benchmarks.lab
 
 bench: $(BENCH_READY)  ## figures beside other libraries, in one run on one server
 	@$(BIN)/python -m benchmarks.uncontended

@@ -243,6 +243,22 @@ def read_trace(file: Any) -> Trace:
         ) from error
 
 
+@lab.command(short_help="Can two win, of those who see the same expired lock?")
+def question() -> int:
+    """Answer a question that the old texts leave open: can two win?
+
+    N clients read the same deadline, past, and all send GETSET. Both ways to tell who has won are searched, every
+    interleaving, with deadlines that may be equal and with ones that all differ.
+    """
+    search()
+    from holdfast.lab.question import answers
+
+    out = console()
+    for answer in answers():
+        out.print(str(answer), highlight=False, soft_wrap=True)
+    return 0
+
+
 @lab.command(short_help="Write a page with the matrix and every drawing.")
 @click.option("--html", required=True, callback=output_file, metavar="FILE", help="The page to write.")
 @RECIPE

@@ -68,7 +68,7 @@ def sentence(moment: Moment) -> tuple[str, str]:
     actor, does = moment.actor, moment.does
     if actor == "time" or does.lower().startswith((f"{actor.lower()} ", f"{actor.lower()}'", f"the {actor}")):
         return "", does
-    return (f"The {actor}", f": {does}") if actor in OTHERS else (actor, f" {does}")
+    return f"The {actor}" if actor in OTHERS else actor, f" {does}"
 
 
 def exclaim(violation: str) -> str:

@@ -98,7 +98,7 @@ def scheme_config(scheme: Scheme) -> Config:
         leaves_us=((0, NEVER),),
         late=True,
         polls=True,
-        patience=2.8,
+        patience=3.2,
         idle_us=round(scheme.sleep * 1e6) + 100_000,
         idle_us_per_fault=round((scheme.sleep + TIMEOUT) * 1e6) + 100_000,
     )

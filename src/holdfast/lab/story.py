@@ -114,7 +114,7 @@ class _Teller:
         if self.model.config.by_server:
             return text
         until_us = self.model.config.deadline_us(value, None) or 0
-        return f"until {(until_us - START_US) / 1e6:.2f} s"
+        return f"until {(until_us - START_US) / 1e6:.2f}s"
 
     def _told(self, choice: Choice) -> tuple[str, str, str, str, str]:
         """Who, does what, by which fault; and the command and its reply, if there is one."""
@@ -129,12 +129,12 @@ class _Teller:
         if kind == "deliver" and choice[1] == "ghost":
             request = Request(0, *dict(under_way(self.before))[choice[1:]].content)
             command, reply, words = self._exchange(choice[2], request)
-            return "network", f"an old request of {actor} arrives at last: it {words}.", "", command, reply
+            return "network", f"brings an old request of {actor} at last, which {words}.", "", command, reply
         words = {
             "tick": "looks at the clock.",
             "come": "comes, and wants the lock.",
             "resume": "goes on, as if nothing had happened.",
-            "leave": "has done its work, and is about to release.",
+            "leave": "writes its result, and is about to release.",
             "deliver": {
                 "bell": "is woken by the server.",
                 "push": "is told that somebody else has written the key.",
@@ -191,7 +191,7 @@ class _Teller:
             "cancel": "is cancelled by whoever started it.",
             "script_flush": "The server forgets its scripts.",
             "restart": "The server starts again, and has forgotten everything.",
-            "failover": "A replica takes over that has not got the last write.",
+            "failover": "The server fails, and its replica takes over, which has not got the last write.",
             "eviction": "The server throws the key away to make room.",
             "clock_jump": "The server's clock jumps ahead.",
         }[kind]
@@ -210,10 +210,8 @@ class _Teller:
                 yield f"{name} gives up." if choice[0] != "fault" else f"{name} will not have it."
             elif event.kind == "lost":
                 yield f"{name} learns that its lease is lost."
-            elif event.kind == "writes" and choice[0] == "leave":
-                yield f"{name} writes its result."
-            elif event.kind == "newcomer":
-                yield "Everybody is done." if event.what == "in" else "Everybody is done, but a newcomer waits in vain."
+            elif event.kind == "newcomer" and event.what == "out":
+                yield "Everybody else is done, but a newcomer waits in vain."
 
 
 def said(op: Any) -> str:
@@ -231,7 +229,7 @@ def shortened(text: str) -> str:
 
 def _since_the_beginning(found: re.Match[str]) -> str:
     per_second = 10 ** (len(found[0]) - 10)
-    return f"{int(found[0]) / per_second - START_US / 1e6:.6f}".rstrip("0").rstrip(".") + "s"
+    return f"{int(found[0]) / per_second - START_US / 1e6:.2f}s"
 
 
 def reply_said(reply: Any) -> str:

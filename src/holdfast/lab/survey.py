@@ -194,7 +194,15 @@ def trace_of(row: str, broken: Broken) -> Trace:
     )
 
 
-def find(row: str, invariant: str, *, seed: int = 0, budget: float = 30.0, **options: Any) -> Cell:
+def find(
+    row: str,
+    invariant: str,
+    *,
+    seed: int = 0,
+    budget: float = 30.0,
+    progress: Callable[[Progress], None] | None = None,
+    **options: Any,
+) -> Cell:
     """What is known of one cell, searched no further than needed."""
     bounds = _checked(
         [row],
@@ -205,7 +213,8 @@ def find(row: str, invariant: str, *, seed: int = 0, budget: float = 30.0, **opt
     )
     if invariant not in INVARIANTS:
         raise InvalidConfig(f"invariant {invariant!r:.60}", f"there are {', '.join(INVARIANTS)}")
-    found = explore(row, bounds, seed, budget, stop_at=(invariant,))
+    report = _Report(row, 0, 1, progress or (lambda _: None))
+    found = explore(row, bounds, seed, budget, report.say, stop_at=(invariant,))
     return next(cell for cell in found.cells if cell.invariant == invariant)
 
 

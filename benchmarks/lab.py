@@ -1,0 +1,128 @@
+"""How far the lab comes: its speed, the fenced lock under every pair of faults, and a question answered.
+
+    python -m benchmarks.lab [--budget 60] [--each 10] [--clients 2]
+
+Three parts, each with a PASS or FAIL, and an exit code.
+
+1. Speed: distinct states of the whole matrix within a budget, on all cores.
+2. The fenced lock: for every pair of kinds of fault, two faults in any order at any step, explored to the end or for
+   ``--each`` seconds. Distinct states are counted over all of them: the same state met in two searches counts once.
+   Nothing may be broken that docs/guarantees.md promises: nothing at all by faults of clients and of the network, and
+   neither fences nor honesty about one's own deadline by a server that forgets, or whose clock jumps.
+3. The question of lab/question.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import multiprocessing
+import os
+import sys
+import time
+from array import array
+from typing import Any, NamedTuple
+
+from rich.progress import track
+
+from benchmarks.report import console
+from holdfast.lab.explorer import Explorer
+from holdfast.lab.faults import FAULTS, TREACHERY
+from holdfast.lab.question import answers
+from holdfast.lab.rows import config_of
+from holdfast.lab.survey import survey, trace_of
+from holdfast.lab.trace import Trace
+
+STATES_A_MINUTE = 300_000
+FENCED_STATES = 1_000_000
+# What a server that loses acknowledged writes, or whose clock jumps, may take from a holder or a waiter; see
+# docs/guarantees.md, which promises all of it only of a server that does neither.
+LEANS_ON_THE_SERVER = frozenset({"MutualExclusion", "AcquireTotality", "NoLostWakeup", "OwnerOnlyRelease", "Fifo"})
+
+
+class Pair(NamedTuple):
+    kinds: tuple[str, ...]
+    clients: int
+    seconds: float
+
+
+class Explored(NamedTuple):
+    pair: Pair
+    marks: bytes
+    exhausted: bool
+    traces: list[Trace]
+
+
+def explore(pair: Pair) -> Explored:
+    config = config_of("holdfast", clients=pair.clients, kinds=pair.kinds, most_faults=2)
+    explorer = Explorer(config)
+    exhausted = explorer.search(2, budget=pair.seconds)
+    traces = [trace_of("holdfast", broken) for broken in explorer.broken.values()]
+    return Explored(pair, array("q", explorer.hashes).tobytes(), exhausted, traces)
+
+
+def is_promised(trace: Trace) -> bool:
+    """Whether docs/guarantees.md promises what this trace breaks."""
+    return not (trace.invariant in LEANS_ON_THE_SERVER and TREACHERY & set(trace.faults))
+
+
+def explore_all_pairs(clients: int, seconds: float) -> tuple[set[int], int, list[Trace]]:
+    pairs = [Pair(kinds, clients, seconds) for kinds in itertools.combinations(FAULTS, 2)]
+    marks: set[int] = set()
+    exhausted = 0
+    traces: dict[tuple[Any, ...], Trace] = {}
+    # Forked, so that all of them give the same state the same mark; one search each, so that memory is given back.
+    with multiprocessing.get_context("fork").Pool(os.cpu_count(), maxtasksperchild=1) as pool:
+        for found in track(pool.imap_unordered(explore, pairs), "pairs of faults", len(pairs), console=console):
+            states = array("q")
+            states.frombytes(found.marks)
+            marks.update(states)
+            exhausted += found.exhausted
+            for trace in found.traces:
+                traces.setdefault((trace.invariant, *sorted(set(trace.faults))), trace)
+    return marks, exhausted, list(traces.values())
+
+
+def verdict(passed: bool) -> str:
+    return "[green]PASS[/]" if passed else "[red]FAIL[/]"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--budget", type=float, default=60.0, help="seconds for the matrix")
+    parser.add_argument("--each", type=float, default=10.0, help="seconds for each pair of faults")
+    parser.add_argument("--clients", type=int, default=2, help="of the fenced lock")
+    asked = parser.parse_args()
+    passed = []
+
+    started = time.monotonic()
+    states = sum(findings.states for findings in survey(budget=asked.budget))
+    took = time.monotonic() - started
+    wanted = STATES_A_MINUTE * asked.budget / 60
+    passed.append(states >= wanted)
+    console.print(f"the matrix: {states:,} states in {took:.0f} s (at least {wanted:,.0f})  {verdict(passed[-1])}")
+
+    marks, exhausted, traces = explore_all_pairs(asked.clients, asked.each)
+    pairs = len(FAULTS) * (len(FAULTS) - 1) // 2
+    passed.append(len(marks) >= FENCED_STATES)
+    console.print(
+        f"the fenced lock, {asked.clients} clients, 2 faults: {len(marks):,} distinct states (at least "
+        f"{FENCED_STATES:,}); {exhausted} of {pairs} pairs of faults explored to the end  {verdict(passed[-1])}"
+    )
+    for trace in sorted(traces, key=lambda trace: (trace.invariant, trace.faults)):
+        faults = " + ".join(trace.faults)
+        console.print(f"  {trace.invariant} broken by {faults} in {trace.steps} steps", highlight=False)
+    broken = [trace for trace in traces if is_promised(trace)]
+    passed.append(not broken)
+    console.print(f"broken of what docs/guarantees.md promises: {len(broken)}  {verdict(passed[-1])}")
+    for trace in broken:
+        console.print(trace.to_json(), highlight=False, markup=False)
+
+    for answer in answers():
+        passed.append(answer.exhausted)
+        console.print(f"{answer}  {verdict(passed[-1])}", highlight=False)
+    return 0 if all(passed) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
