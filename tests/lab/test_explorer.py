@@ -342,3 +342,17 @@ def test_bad_requests_are_refused_at_once(options: dict[str, Any], says: str) ->
     asked = {"row": "setnx", "invariant": "NoOrphan", **options}
     with pytest.raises(InvalidConfig, match=says):
         find(asked.pop("row"), asked.pop("invariant"), **asked)
+
+
+def test_answers_that_python_hashes_alike_lead_to_different_lives() -> None:
+    """TTL says -1 for a key without a ttl and -2 for no key, and hash(-1) == hash(-2)."""
+    explorer = Explorer(config_of("setnx_repair", clients=2, kinds=()))
+    assert explorer.search(0)
+    locals_ = explorer.model.locals
+    told = {
+        (local.parent.mark, local.came_by[3]): local.mark
+        for local in locals_.values()
+        if local.parent is not None and local.came_by[0] == "answer" and local.came_by[3] in ((-1,), (-2,))
+    }
+    assert {replies for _, replies in told} == {(-1,), (-2,)}
+    assert len(set(told.values())) == len(told)

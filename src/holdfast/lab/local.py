@@ -46,7 +46,8 @@ class Local:
         self.came_by = came_by
         self.make = make
         # The same for the same life, also in another search of a process that was forked from the same parent.
-        self.mark: int = hash((0 if parent is None else parent.mark, came_by))
+        # By the text of the input, for Python gives -1 and -2 the same hash, and TTL answers both.
+        self.mark: int = hash((0 if parent is None else parent.mark, repr(came_by)))
         self.moved: bool = parent is not None and (
             parent.moved or came_by[0] != "start"
         )  # anything has come of its coming

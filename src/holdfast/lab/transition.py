@@ -89,7 +89,7 @@ class Transition:
         for item in self.was.under_way:
             if item.kind == "reply" and item.client == client:
                 self.under_way.remove(item)
-                self._feed(client, "answer", *item.content)
+                self._feed(client, "answer", *item.content[:2])
         self._tick_at_once(client)
 
     def _request(self, client: int, number: int) -> Request:
@@ -106,7 +106,7 @@ class Transition:
             replies = self._execute(client, request)
         self.held_back[client] = False
         if self.stopped[client] > self.now or not answer:
-            self.under_way.append(Under("reply", client, (number, replies)))
+            self.under_way.append(Under("reply", client, (number, replies, repr(replies))))  # as text: see Local.mark
         else:
             self._feed(client, "answer", number, replies)
 
