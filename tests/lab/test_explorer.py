@@ -303,7 +303,7 @@ def test_what_a_walk_breaks_names_its_seed_and_is_broken_again_by_it() -> None:
 
 def test_survey_tells_of_every_row_and_invariant_and_of_its_progress() -> None:
     said: list[Any] = []
-    found = survey(["setnx", "holdfast"], clients=2, budget=2.0, faults=["crash"], progress=said.append)
+    found = survey(["setnx", "holdfast"], clients=2, budget=20.0, faults=["crash"], progress=said.append)
     cells = {(cell.recipe, cell.invariant): cell for findings in found for cell in findings.cells}
     assert cells["setnx", "NoOrphan"].verdict == BROKEN
     assert cells["holdfast", "NoOrphan"].verdict == HOLDS
@@ -314,7 +314,7 @@ def test_survey_tells_of_every_row_and_invariant_and_of_its_progress() -> None:
 
 
 def test_survey_in_one_process_finds_the_same() -> None:
-    findings = survey(["setnx"], clients=2, budget=2.0, faults=["crash"], jobs=1)[0]
+    findings = survey(["setnx"], clients=2, budget=20.0, faults=["crash"], jobs=1)[0]
     assert {cell.invariant for cell in findings.cells if cell.verdict == BROKEN} == {"NoOrphan"}
 
 

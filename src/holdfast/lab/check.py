@@ -12,6 +12,7 @@ A *hold* runs from acquire's return (``granted``) to release's call (``leaves``)
 |---|---|---|
 | wants | who | an attempt to acquire begins |
 | arrived | who | the server has refused it, and it waits its turn |
+| minted | for whom | the server has given it the lock, with that fence; it may not know yet |
 | granted | who | acquire returned; its fence and local deadline, None where there is none |
 | extended | who | the holder may now rely on it until then |
 | refused | who | acquire returned without, or raised |
@@ -143,14 +144,27 @@ def no_lost_wakeup(history: History) -> Report:
 
 
 def fence_monotone(history: History) -> Report:
-    """Each grant has a greater fence than all before."""
-    last: Event | None = None
+    """Each grant has a greater fence than all before.
+
+    Before means: by the server's order where the history tells it (``minted``). Else a grant comes before another if it
+    was known to its holder when the other had not even begun to ask; but no two ever have the same fence.
+    """
+    greatest: Event | None = None
+    known_when_asked: dict[int, Event | None] = {}
+    by_server = any(event.kind == "minted" for event in history)
     for event in history:
-        if event.kind == "granted" and event.fence is not None:
-            if last is not None and last.fence is not None and event.fence <= last.fence:
-                return Report(BROKEN, "the fence of {0} is not greater than that of {1}", (event.client, last.client))
-            last = event
-    return _UNKNOWN if last is None else _HOLDS
+        if event.kind == "wants":
+            known_when_asked[event.client] = greatest
+        if event.kind != ("minted" if by_server else "granted") or event.fence is None:
+            continue
+        before = greatest if by_server else known_when_asked.get(event.client, greatest)
+        for other in (before, greatest):
+            low = other is not None and other.fence is not None and event.fence <= other.fence
+            if other is not None and low and (other is before or event.fence == other.fence):
+                return Report(BROKEN, "the fence of {0} is not greater than that of {1}", (event.client, other.client))
+        if greatest is None or event.fence > (greatest.fence or 0):
+            greatest = event
+    return _UNKNOWN if greatest is None else _HOLDS
 
 
 def acquire_totality(history: History) -> Report:
@@ -205,7 +219,7 @@ CHECKS: Final = {
     "NoFalseHold": _check(no_false_hold, "believes"),
     "NoOrphan": _check(no_orphan, "newcomer"),
     "NoLostWakeup": _check(no_lost_wakeup, "idle"),
-    "FenceMonotone": _check(fence_monotone, "granted"),
+    "FenceMonotone": _check(fence_monotone, "granted", "minted"),
     "AcquireTotality": _check(acquire_totality, "left_behind"),
     "Fifo": _check(fifo, "granted"),
 }

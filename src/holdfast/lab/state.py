@@ -69,7 +69,7 @@ class State(NamedTuple):
     arrived: tuple[int, ...] = ()  # who waits, in the order of arrival
     touched: int = 0  # whom a fault has befallen, as bits
     come: int = 0  # how many clients have come
-    fence: int = 0  # the highest that was granted
+    fence: int = 0  # the highest that was minted
     before: tuple[int, ...] = ()  # stores that a replica may still be at
     broken_links: frozenset[str] = frozenset()  # connections to a server that is no more
 

@@ -32,7 +32,7 @@ __all__ = ["FAULTS", "INVARIANTS", "MEANING", "ROWS", "Circle", "Progress", "exp
 MOST_CLIENTS: Final = 4
 SHARE: Final = 0.25  # of what is left of the budget, for each search of a row but the last
 WALKS_SHARE: Final = 0.1  # and for random walks
-MOST_WALKS: Final = 10_000
+MOST_WALKS: Final = 1_000
 
 
 class Progress(NamedTuple):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.lab.check import Event
 from holdfast.lab.faults import BEFALLS_ALL
+from holdfast.lab.server import Done
 from holdfast.lab.site import Failure, Request
 from holdfast.lab.state import NEVER, NOBODY, Choice, State, Under, under_way
 from holdfast.lab.store import START_US
@@ -119,6 +120,7 @@ class Transition:
                 self.before = (*self.before, self.store)[-self.config.lag :]
             self.store = done.store
         self._arrive(client, request, done.replies)
+        self._mint(client, request, done)
         for channel, text in done.bells:
             for other, name in enumerate(model.channels):
                 if channel == name.encode() and self.stopped[other] != NEVER:
@@ -169,6 +171,17 @@ class Transition:
                 return client
         return None
 
+    def _mint(self, client: int, request: Request, done: Done) -> None:
+        """The server has granted the lock: to whoever asked, or by a bell to whoever was next."""
+        if not request.listens and getattr(request.ops[0], "script", "") == "acquire":
+            reply = done.replies[0]
+            if isinstance(reply, bytes | int):
+                self._event(client, "minted", fence=int(reply))
+        for channel, text in done.bells:
+            fence = int(text.split(b" ")[1])
+            if fence and channel.decode() in self.model.channels:
+                self._event(self.model.channels.index(channel.decode()), "minted", fence=fence)
+
     def _arrive(self, client: int, request: Request, replies: tuple[Any, ...]) -> None:
         """It has taken its place: in the queue if there is one, else by its first step."""
         if client in self.arrived or self.model.locals[self.locals[client]].stage != "wants":
@@ -187,8 +200,6 @@ class Transition:
             self._event(client, note.kind, fence=note.fence, until_us=note.until_us, what=note.what)
             if note.kind in ("granted", "refused") and client in self.arrived:
                 self.arrived.remove(client)
-            if note.kind == "granted" and note.fence is not None:
-                self.fence = max(self.fence, note.fence)
         for link, unanswered in local.closed_links:
             self._close_link(client, link, unanswered)
 
@@ -331,7 +342,10 @@ class Transition:
     # The sum of it.
 
     def _event(self, client: int, kind: str, **facts: Any) -> None:
-        self.events.append(Event(self.now, client, kind, **facts))
+        event = Event(self.now, client, kind, **facts)
+        if kind == "minted" and event.fence is not None:
+            self.fence = max(self.fence, event.fence)
+        self.events.append(event)
 
     def _state(self) -> State:
         was = self.was
