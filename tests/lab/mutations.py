@@ -1,0 +1,246 @@
+"""Known mistakes, to be planted into the fenced lock one at a time.
+
+A mistake is a change of text, in a .lua step or in a function of a protocol: it says what one could have written there,
+and nothing else. The text that it replaces must be there exactly once. So when the code moves on, a mistake that no
+longer applies is noticed; it does not quietly plant nothing.
+"""
+
+from __future__ import annotations
+import __future__
+
+import inspect
+import textwrap
+from collections.abc import Callable
+from hashlib import sha1
+from typing import Any, Final, NamedTuple
+
+import pytest
+
+from holdfast.lease import Hold
+from holdfast.lua import SCRIPTS, Script
+from holdfast.protocol import keepalive, mutex
+from holdfast.protocol.bells import Switchboard
+
+__all__ = ["MISTAKES", "Mistake", "plant"]
+
+
+class Text(NamedTuple):
+    """One text for another: in a step by its name, or in a function of a module or class."""
+
+    owner: Any  # the module or class; None for a step
+    name: str
+    old: str  # empty for a step that there was not before
+    new: str
+
+
+Mistake = tuple[Text, ...]
+
+
+def in_step(names: str, old: str, new: str) -> Mistake:
+    """In these .lua steps. What they include is part of each, and has to be changed in each."""
+    return tuple(Text(None, name, old, new) for name in names.split())
+
+
+def new_step(name: str, source: str) -> Mistake:
+    return (Text(None, name, "", source),)
+
+
+def in_python(owner: Any, name: str, old: str, new: str) -> Mistake:
+    return (Text(owner, name, old, new),)
+
+
+def plant(mistake: Mistake, monkeypatch: pytest.MonkeyPatch) -> None:
+    for text in mistake:
+        if text.owner is None:
+            before = SCRIPTS[text.name].source.decode() if text.old else ""
+            source = (_changed(before, text) if text.old else text.new).encode()
+            # A search loads all of SCRIPTS into its server, and sends a step by the sha that it finds there.
+            monkeypatch.setitem(SCRIPTS, text.name, Script(source, sha1(source).hexdigest().encode()))
+        else:
+            monkeypatch.setattr(text.owner, text.name, _rewritten(getattr(text.owner, text.name), text))
+
+
+def _changed(source: str, text: Text) -> str:
+    assert source.count(text.old) == 1, f"{text.name}: not there, or not just once: {text.old!r}"
+    assert text.new != text.old
+    return source.replace(text.old, text.new)
+
+
+def _rewritten(function: Callable[..., Any], text: Text) -> Any:
+    """The same function, of the same module, with that change."""
+    source = _changed(textwrap.dedent(inspect.getsource(function)), text)
+    # Annotations stay unread, as they do in the module: some name what only the type checker knows.
+    flags = __future__.annotations.compiler_flag
+    code = compile(source, f"<{function.__qualname__}, with a mistake>", "exec", flags=flags, dont_inherit=True)
+    made: dict[str, Any] = {}
+    exec(code, function.__globals__, made)
+    return made[function.__name__]
+
+
+_COMPARED: Final = """if owner ~= ARGV[1] then
+  return owner and -1 or 0
+end
+"""
+_IS_THERE: Final = """if not owner then
+  return 0
+end
+"""
+_IF_FREE: Final = "if not contended and redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2]) then"
+_QUEUE_OR_TOMBSTONE: Final = "redis.call('EXISTS', KEYS[5], KEYS[3]) > 0"
+_AT_LEAST_THE_TIME: Final = """  local fence = now_us
+  local ahead_us = 0
+  if last and tonumber(last) >= now then
+    fence = string.format('%.0f', last + 1)
+    ahead_us = fence - now
+  end
+"""
+_VALID_FOR_ITS_GRACE: Final = "lasts = granted_at + grace - drift(grace + since)"
+_INCLUDING: Final = "acquire release abandon"  # the steps with fence.lua and queue.lua in them
+
+# Whose it is.
+_OWNERSHIP: Final[dict[str, Mistake]] = {
+    "release_without_compare": in_step("release", _COMPARED, _IS_THERE),
+    "release_that_compares_one_step_before": (
+        *in_step("release", _COMPARED, _IS_THERE),
+        *new_step("look", "return redis.call('GET', KEYS[1]) == ARGV[1] and 1 or 0"),
+        *in_python(
+            mutex,
+            "_free",
+            "freed = yield from call(release_step(hold), timeout, shielded=True)",
+            """freed = yield from call(Step("look", hold.keys.shared, (hold.token,)), timeout, shielded=True)
+                if freed:
+                    freed = yield from call(release_step(hold), timeout, shielded=True)""",
+        ),
+    ),
+    "abandon_without_compare": in_step("abandon", "if owner == ARGV[1] then", "if owner then"),
+    "renew_without_compare": in_step("renew", _COMPARED, _IS_THERE),
+    # So that one under way while its lease is given back brings it to life again: a watchdog that outlives its lock.
+    "renew_that_writes_the_key": in_step("renew", _COMPARED, "redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])\n"),
+    "claim_without_recheck": (
+        *new_step("claim", "redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])\nreturn 1"),
+        *in_python(mutex, "renew_step", 'Step("renew",', 'Step("renew" if hold.claimed else "claim",'),
+    ),
+    "claim_believed_whatever_the_reply": in_python(keepalive, "_renew", "elif reply == 1:", "elif reply <= 1:"),
+    "acquire_that_overwrites": in_step("acquire", _IF_FREE, _IF_FREE.replace(" 'NX',", "")),
+    "acquire_that_does_not_know_its_own_token": in_step(
+        "acquire", "if not granted and redis.call('GET', KEYS[1]) == ARGV[1] then", "if false then"
+    ),
+}
+
+# For how long.
+_TIME: Final[dict[str, Mistake]] = {
+    "ttl_touched_by_a_loser": in_step(
+        "acquire",
+        "local left_ms = redis.call('PTTL', KEYS[1])",
+        "redis.call('PEXPIRE', KEYS[1], ARGV[2])\nlocal left_ms = redis.call('PTTL', KEYS[1])",
+    ),
+    "acquire_without_expiry": in_step("acquire", _IF_FREE, _IF_FREE.replace(", 'PX', ARGV[2]", "")),
+    "grant_without_expiry": in_step(
+        _INCLUDING, "redis.call('SET', KEYS[1], token, 'PX', grace_ms)", "redis.call('SET', KEYS[1], token)"
+    ),
+    "expiry_by_the_clients_clock": (
+        *in_step("acquire", _IF_FREE, _IF_FREE.replace("'PX', ARGV[2]", "'PXAT', ARGV[7]")),
+        *in_python(
+            mutex,
+            "acquire",
+            "            step = acquire_step(hold, channel, watch=watch)\n",
+            """            from holdfast.protocol.effects import wall_clock
+            ends = round(((yield from wall_clock()) + hold.terms.ttl) * 1000)
+            step = acquire_step(hold, channel, watch=watch)
+            step = step._replace(args=(*step.args, str(ends)))
+""",
+        ),
+    ),
+    "already_mine_without_a_fresh_ttl": in_step(
+        "acquire", "if redis.call('PTTL', KEYS[1]) < tonumber(ARGV[2]) then", "if false then"
+    ),
+    "already_mine_that_makes_it_shorter": in_step(
+        "acquire", "if redis.call('PTTL', KEYS[1]) < tonumber(ARGV[2]) then", "if true then"
+    ),
+    "renew_that_makes_it_shorter": in_step("renew", "left_ms >= 0 and left_ms < tonumber(ARGV[2])", "left_ms >= 0"),
+    "validity_counted_from_the_reply": in_python(
+        mutex, "_ask", "hold.grant(int(reply), asked_at)", "hold.grant(int(reply), (yield from clock()))"
+    ),
+    "renewal_counted_from_the_reply": in_python(
+        keepalive, "_renew", "hold.prolong(ttl, asked_at)", "hold.prolong(ttl, now)"
+    ),
+    "grant_taken_after_its_deadline": in_python(mutex, "acquire", "if now < hold.deadline:", "if True:"),
+    "grace_counted_from_when_the_bell_is_heard": in_python(
+        Hold, "rung", _VALID_FOR_ITS_GRACE, "lasts = now + grace - drift(grace)"
+    ),
+    "bell_believed_for_a_whole_ttl": in_python(
+        Hold, "rung", _VALID_FOR_ITS_GRACE, "lasts = granted_at + self.terms.trust"
+    ),
+    "held_without_a_look_at_the_clock": in_python(
+        Hold, "valid", "self.phase is HELD and now < self.deadline", "self.phase is HELD"
+    ),
+    "renewal_beyond_max_hold": in_python(Hold, "prolong", "min(self.lasts, self.ends)", "self.lasts"),
+}
+
+# In which order, and who is told.
+_WAITING: Final[dict[str, Mistake]] = {
+    "no_retry_after_arming_the_bell": in_python(
+        mutex,
+        "acquire",
+        "now = yield from clock()  # and ask again: it may have been freed before we could hear that",
+        "now = yield from _sleep(hold, board, now + REFRESH)",
+    ),
+    "waiter_that_trusts_its_bell": in_python(mutex, "pause_for", "pause = REFRESH", "return 60.0"),
+    "waiter_that_does_not_look_when_its_listener_was_cut": in_python(
+        Switchboard, "look_again", "if waiter.bell is not None:", "if False:"
+    ),
+    "waiter_that_does_not_look_when_the_key_was_written": in_python(
+        Switchboard, "touched", "if waiter is not None and waiter.bell is not None:", "if False:"
+    ),
+    "release_that_does_not_grant_to_the_next": in_step("release", "read_time()\nfree_or_grant()\n", ""),
+    "abandon_that_does_not_grant_to_the_next": in_step(
+        "abandon", "if freed == 1 then\n  grant_next()\nelseif was_first then", "if was_first then"
+    ),
+    "newcomer_that_barges_in": in_step("acquire", _QUEUE_OR_TOMBSTONE, "redis.call('EXISTS', KEYS[5]) > 0"),
+    "waiter_that_loses_its_place_with_each_refresh": in_step(
+        "acquire", "if not redis.call('ZSCORE', KEYS[3], ARGV[1]) then", "if true then"
+    ),
+}
+
+# With which number.
+_FENCES: Final[dict[str, Mistake]] = {
+    "fence_from_a_bare_counter": in_step(
+        _INCLUDING,
+        _AT_LEAST_THE_TIME,
+        "  local fence = string.format('%.0f', (last or 0) + 1)\n  local ahead_us = 0\n",
+    ),
+    "fence_that_is_the_same_for_all": in_python(
+        mutex, "_ask", "hold.grant(int(reply), asked_at)", "hold.grant(1, asked_at)"
+    ),
+    "fence_from_the_time_alone": in_step(_INCLUDING, "if last and tonumber(last) >= now then", "if false then"),
+    "grant_with_the_last_fence": in_step(
+        _INCLUDING,
+        "local fence = mint(redis.call('GET', KEYS[2]), fences, retention_ms)",
+        "local fence = redis.call('GET', KEYS[2])",
+    ),
+    "pass_with_the_same_fence": in_python(Hold, "inherit", "giver.fence + 1", "giver.fence"),
+    "fences_that_are_not_set_aside": in_step(
+        _INCLUDING, "fences == '1' and fence or string.format('%.0f', fence + fences - 1)", "fence"
+    ),
+}
+
+# And what is left behind.
+_UNKNOWN_OUTCOMES: Final[dict[str, Mistake]] = {
+    "token_forgotten_before_the_reply": in_python(
+        mutex, "is_settled", "hold.fence or hold.queued or hold.doubtful", "hold.fence or hold.queued"
+    ),
+    "place_in_the_queue_forgotten": in_python(
+        mutex, "is_settled", "hold.fence or hold.queued or hold.doubtful", "hold.fence or hold.doubtful"
+    ),
+    "acquire_that_ignores_the_tombstone": (
+        *in_step("acquire", _QUEUE_OR_TOMBSTONE, "redis.call('EXISTS', KEYS[3]) > 0"),
+        *in_step("acquire", "if redis.call('EXISTS', KEYS[5]) == 1 then", "if false then"),
+    ),
+    "abandon_without_a_tombstone": in_python(mutex, "abandon_step", "if hold.doubtful else 0", "if False else 0"),
+    "release_in_doubt_without_a_tombstone": in_python(mutex, "_free", "if hold.doubtful:", "if False:"),
+    "interrupted_release_that_is_not_settled": in_python(
+        mutex, "release", "    except STOPPED:\n        yield from settle(hold)\n        raise\n", ""
+    ),
+}
+
+MISTAKES: Final[dict[str, Mistake]] = {**_OWNERSHIP, **_TIME, **_WAITING, **_FENCES, **_UNKNOWN_OUTCOMES}
