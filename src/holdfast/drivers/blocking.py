@@ -55,8 +55,10 @@ class Bell:
 
     def wait(self, seconds: float) -> None:
         """For one caller at a time. A ring is heard once."""
-        if seconds > 0:
-            self._silent.acquire(timeout=min(seconds, threading.TIMEOUT_MAX))
+        if seconds > threading.TIMEOUT_MAX:
+            self._silent.acquire()  # a timer that never goes off would have to be set all the same
+        elif seconds > 0:
+            self._silent.acquire(timeout=seconds)
         else:
             self._silent.acquire(blocking=False)
 
