@@ -21,7 +21,7 @@ class _Done:
     """Something to await that is done."""
 
     def __await__(self) -> Generator[Any, Any, None]:
-        return _NOTHING_MORE
+        return _NOTHING_MORE  # type: ignore[no-any-return]
 
 
 _NOTHING_MORE: Final[Any] = iter(())
