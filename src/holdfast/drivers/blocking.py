@@ -45,10 +45,14 @@ class Bell:
         self._silent.acquire()
 
     def ring(self) -> None:
-        try:
-            self._silent.release()
-        except RuntimeError:
-            pass  # it has rung already, and nobody has heard it yet
+        if self._silent.locked():  # else it has rung already, and nobody has heard it yet
+            try:
+                self._silent.release()
+            except RuntimeError:
+                pass  # likewise, since just now
+
+    # A thread takes its time to wake up, and its core too. Meanwhile we can do what is left to do before it may go on.
+    stir = ring
 
     def clear(self) -> None:
         self._silent.acquire(blocking=False)

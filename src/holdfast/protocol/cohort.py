@@ -184,7 +184,11 @@ class Cohorts:
         """Give it back by passing it on, if it can be passed on as it is; else False, and it is held as before."""
         line = self.lines.get(hold.seat)
         heir = _first(line, hold) if line else None
-        if heir is None or not hold.valid(now) or not may_inherit(heir, hold, now) or not book.leave(hold):
+        if heir is None:
+            return False
+        assert heir.bell is not None
+        heir.bell.stir()
+        if not hold.valid(now) or not may_inherit(heir, hold, now) or not book.leave(hold):
             return False
         if self.pass_on(hold, heir, book, now):
             return True
