@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Generator
 from types import TracebackType
-from typing import Any, Unpack
+from typing import Any, Final, Unpack
 
 from holdfast.drivers.aio import Driver
 from holdfast.engines.target import aim
@@ -15,6 +15,17 @@ from holdfast.protocol.lock import BaseLock, BaseLost, extend_lease, release_lea
 from holdfast.protocol.recipes.base import BaseRecipe, FencelessLease, refuse_to_extend, release_turn
 
 __all__ = ["Client", "Lease", "Lock", "Lost", "Recipe", "RecipeLease", "connect", "lock"]
+
+
+class _Done:
+    """Something to await that is done."""
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        return _NOTHING_MORE  # type: ignore[no-any-return]
+
+
+_NOTHING_MORE: Final[Any] = iter(())
+_DONE: Final = _Done()
 
 
 class Lost(BaseLost):
@@ -66,13 +77,16 @@ class Lock(BaseLock[Lease]):
         """Whether anybody holds the lock, asked of the server."""
         return await self._driver.run(self._locked())
 
-    async def __aenter__(self) -> Lease:
-        return await self._driver.run(self._enter())
+    # What follows is awaited as it is: a coroutine around it would be one more to make and to go through.
 
-    async def __aexit__(
+    def __aenter__(self) -> Awaitable[Lease]:
+        return self._driver.run(self._enter())
+
+    def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self._driver.run(self._leave(error))
+    ) -> Awaitable[None]:
+        rest = self._leave(error)
+        return _DONE if rest is None else self._driver.run(rest)
 
 
 class RecipeLease(FencelessLease, Lease):

@@ -73,7 +73,9 @@ class Lock(BaseLock[Lease]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._driver.run(self._leave(error))
+        rest = self._leave(error)
+        if rest is not None:
+            self._driver.run(rest)
 
 
 class RecipeLease(FencelessLease, Lease):

@@ -106,6 +106,7 @@ class Hold:
     queued = False  # it stands in the queue on the server, as far as we know
     fate: dict[None, object] | None = None  # who has called it to the seat of its process; or that it has left
     seated = True  # False from when it stands in line for the seat of its process until it has come to sit
+    told = False  # it was called to the seat, and rung
     lined = False  # it is in that line
     doubtful = False  # a step of it had an unknown outcome, and may still be on its way
     # While it is held.
@@ -174,10 +175,11 @@ class Hold:
         self.passed = True
         self.passes = giver.passes - 1
         self.stint_ends = giver.stint_ends
-        self.claimed = giver.claimed
-        self.look_at = giver.look_at
-        if giver.look_at == _NEVER:  # the keeper has looked, or is at it, and what it finds is for the giver
-            self.look_at = now + (LOOK_AFTER if giver.claimed else CLAIM_AFTER)
+        self.claimed = claimed = giver.claimed
+        look_at = giver.look_at
+        if look_at == _NEVER:  # the keeper has looked, or is at it, and what it finds is for the giver
+            look_at = now + (LOOK_AFTER if claimed else CLAIM_AFTER)
+        self.look_at = look_at
         self._begin(giver.fence + 1, now, giver.lasts)
 
     def follow(self, other: Hold) -> None:
@@ -190,8 +192,9 @@ class Hold:
     def _begin(self, fence: int, since: float, lasts: float) -> None:
         self.fence = fence
         self.lasts = self.deadline = lasts
-        if self.terms.max_hold is not None:
-            self.ends = since + self.terms.max_hold
+        max_hold = self.terms.max_hold
+        if max_hold is not None:
+            self.ends = since + max_hold
             self.deadline = min(lasts, self.ends)
         self.phase = HELD
 

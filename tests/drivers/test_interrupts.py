@@ -362,13 +362,16 @@ while True:
         other = Other(until_in_line)
         other.has.wait(5)
     else:
-        lease = client.lock("x").acquire(timeout=3)
+        lock = client.lock("x", wait=3)
+        lease = lock.__enter__() if sys.argv[2] == "leave" else lock.acquire(timeout=3)
         other = Other(lambda: None)
         until_in_line()
     try:
         sys.settrace(tracer)
         if sys.argv[2] == "acquire":
             lease = client.lock("x").acquire(timeout=3)
+        elif sys.argv[2] == "leave":
+            lock.__exit__(None, None, None)
         else:
             lease.release()
         sys.settrace(None)
@@ -409,7 +412,7 @@ client.close()
 )
 
 
-@pytest.mark.parametrize("step", ["acquire", "release"])
+@pytest.mark.parametrize("step", ["acquire", "release", "leave"])
 def test_interrupt_after_every_single_bytecode_on_the_way_to_the_next_in_line(server: Server, step: str) -> None:
     with Script(EVERY_MOMENT_IN_LINE, server.url, step) as script:
         assert script.finish(110.0, quiet=False) == "interrupted True\n"

@@ -62,6 +62,9 @@ class Bell:
             except RuntimeError:
                 pass  # that loop is closed, and nobody waits there
 
+    def stir(self) -> None:
+        """Nothing: a task is as quick to wake up as it is to be woken."""
+
     def clear(self) -> None:
         self.rung = False
 

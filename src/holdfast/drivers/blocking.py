@@ -45,18 +45,24 @@ class Bell:
         self._silent.acquire()
 
     def ring(self) -> None:
-        try:
-            self._silent.release()
-        except RuntimeError:
-            pass  # it has rung already, and nobody has heard it yet
+        if self._silent.locked():  # else it has rung already, and nobody has heard it yet
+            try:
+                self._silent.release()
+            except RuntimeError:
+                pass  # likewise, since just now
+
+    # A thread takes its time to wake up, and its core too. Meanwhile we can do what is left to do before it may go on.
+    stir = ring
 
     def clear(self) -> None:
         self._silent.acquire(blocking=False)
 
     def wait(self, seconds: float) -> None:
         """For one caller at a time. A ring is heard once."""
-        if seconds > 0:
-            self._silent.acquire(timeout=min(seconds, threading.TIMEOUT_MAX))
+        if seconds > threading.TIMEOUT_MAX:
+            self._silent.acquire()  # a timer that never goes off would have to be set all the same
+        elif seconds > 0:
+            self._silent.acquire(timeout=seconds)
         else:
             self._silent.acquire(blocking=False)
 

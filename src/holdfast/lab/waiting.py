@@ -20,5 +20,8 @@ class Bell:
         if waiter is not None:
             waiter()
 
+    def stir(self) -> None:
+        self.ring()  # what may happen is what happens here
+
     def clear(self) -> None:
         self.rung = False

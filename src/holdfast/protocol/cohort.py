@@ -83,7 +83,7 @@ class Cohorts:
         hold.fate = {}
         self._queue_up(seat, hold)
         seated = self.seats.get(seat)
-        if seated is None or not seated.seated:
+        if seated is None or not (seated.seated or seated.told):
             self._call_next(seat, hold)
         while True:
             now = yield from wait(bell, _NEVER if until is None or hold.fate else until)
@@ -104,7 +104,9 @@ class Cohorts:
 
     def _queue_up(self, seat: Hashable, hold: Hold) -> None:
         while True:
-            line = self.lines.setdefault(seat, deque())
+            line = self.lines.get(seat)
+            if line is None:
+                line = self.lines.setdefault(seat, deque())
             hold.lined = True
             line.append(hold)
             if self.lines.get(seat) is line:  # else it was found empty and thrown away just then
@@ -140,6 +142,7 @@ class Cohorts:
             if _fate(seated).setdefault(None, by) != _LEFT:
                 assert seated.bell is not None
                 seated.bell.ring()
+                seated.told = True
                 _drop(line, seated)
                 return
             self.vacate(seated)
@@ -177,17 +180,36 @@ class Cohorts:
         line = self.lines.get(hold.seat)
         return _first(line, hold) if line else None
 
-    def pass_on(self, hold: Hold, heir: Hold, book: Book, now: float) -> bool:
-        """Pass it on to the first in line; False if that cannot be. The hold was taken out of the book before.
-
-        Done again after an interrupt, it goes on where it was.
-        """
-        if hold.heir is None and not (may_inherit(heir, hold, now) and self._call(heir, hold)):
+    def pass_at_once(self, hold: Hold, book: Book, now: float) -> bool:
+        """Give it back by passing it on, if it can be passed on as it is; else False, and it is held as before."""
+        line = self.lines.get(hold.seat)
+        heir = _first(line, hold) if line else None
+        if heir is None:
             return False
-        if self.seats.get(hold.seat) is hold:
+        assert heir.bell is not None
+        heir.bell.stir()
+        if not hold.valid(now) or not may_inherit(heir, hold, now) or not book.leave(hold):
+            return False
+        if self.pass_on(hold, heir, book, now):
+            return True
+        book.enter(hold)  # it leaves the line at this very moment, or the keeper has just found the hold lost
+        return False
+
+    def pass_on(self, hold: Hold, heir: Hold, book: Book, now: float) -> bool:
+        """Pass it on to the first in line, who may inherit it; False if that cannot be.
+
+        The hold was taken out of the book before. Done again after an interrupt, it goes on where it was.
+        """
+        if hold.heir is None and not self._call(heir, hold):
+            return False
+        seat = hold.seat
+        if self.seats.get(seat) is hold:
             heir.inherit(hold, now)
             book.enter(heir)
-        self._give_up_seat(hold, heir)
+            hold.phase = ENDED
+            hold.gate.pop(None, None)  # it is ours: whoever sits has passed the gate
+            self.seats[seat] = heir  # from here on it is the heir's
+        self._let_sit(heir, hold)
         return True
 
     def hand_on(self, hold: Hold) -> bool:
@@ -198,9 +220,13 @@ class Cohorts:
         heir = hold.heir or self.first_in_line(hold)
         if heir is None or (hold.heir is None and not (may_follow(heir, hold) and self._call(heir, hold))):
             return False
-        if self.seats.get(hold.seat) is hold:
+        seat = hold.seat
+        if self.seats.get(seat) is hold:
             heir.follow(hold)
-        self._give_up_seat(hold, heir)
+            hold.phase = ENDED
+            hold.gate.pop(None, None)
+            self.seats[seat] = heir
+        self._let_sit(heir, hold)
         return True
 
     def _call(self, heir: Hold, hold: Hold) -> bool:
@@ -215,16 +241,13 @@ class Cohorts:
         hold.heir = heir
         return True
 
-    def _give_up_seat(self, hold: Hold, heir: Hold) -> None:
-        seat = hold.seat
-        if self.seats.get(seat) is hold:
-            hold.phase = ENDED
-            hold.gate.pop(None, None)  # it is ours: whoever sits has passed the gate
-            self.seats[seat] = heir  # from here on it is the heir's
+    def _let_sit(self, heir: Hold, hold: Hold) -> None:
+        """The seat is the heir's: let it know."""
         self._vacating.pop(hold, None)
-        _drop(self.lines.get(seat), heir)
+        _drop(self.lines.get(hold.seat), heir)
         assert heir.bell is not None
         heir.bell.ring()  # and last, for now there is somebody else who wants to go on
+        heir.told = True
 
     def forget(self) -> None:
         """In a forked child, or a new event loop: whoever sat or stood here is not in this process."""

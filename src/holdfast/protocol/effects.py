@@ -121,9 +121,13 @@ STOPPED: Final = (Exception, Interrupted, KeyboardInterrupt, SystemExit)
 
 
 class Bell(Protocol):
-    """Something to wait at. Ringing is idempotent until it is cleared."""
+    """Something to wait at. Ringing is idempotent until it is cleared.
+
+    ``stir`` says that it will most likely be rung in a moment. Whoever waits may wake up for that, and find nothing.
+    """
 
     def ring(self) -> None: ...
+    def stir(self) -> None: ...
     def clear(self) -> None: ...
 
 

@@ -18,7 +18,7 @@ from holdfast.lease import ENDED, HELD, BaseLease, Hold, Terms
 from holdfast.names import Keys
 from holdfast.protocol import mutex
 from holdfast.protocol.bells import Switchboard
-from holdfast.protocol.cohort import Cohorts, Gate, wants_renewal
+from holdfast.protocol.cohort import Cohorts, Gate, may_inherit, wants_renewal
 from holdfast.protocol.effects import (
     STOPPED,
     Command,
@@ -199,13 +199,40 @@ class BaseLock(Generic[L]):
             return "the last lease of this Lock object was lost. Call its release(), which says so, and start again"
         return "this very Lock object holds it, and it is not reentrant. Nested by mistake? Give each holder its own"
 
-    def _leave(self, error: BaseException | None) -> Effects[None]:
-        """Leave ``with``. An error of the body stays the one that is raised; what release says is noted on it."""
+    def _leave(self, error: BaseException | None) -> Effects[None] | None:
+        """Leave ``with``: what is to be run for that, or None if it was done at once.
+
+        Where many wait, most leases are passed on, which takes nothing that would have to be waited for, not even a
+        protocol: its hundred small steps would cost as much as the pass.
+        """
+        driver: Driver = self._driver
+        if error is not None or not driver.cohorts.lines or len(self._entered) != 1:
+            return self._leave_in_order(error)
+        try:
+            entered = self._entered[0]
+            hold = entered[1]._hold
+            if not driver.cohorts.pass_at_once(hold, driver.book, driver.now()):
+                return self._leave_in_order(error)
+            hold.notify = None
+            if hold.bells:
+                for bell in list(hold.bells):
+                    bell.ring()
+            self._entered.remove(entered)
+        except STOPPED as struck:  # it may be half done: what is to be run sees to the rest
+            return self._leave_in_order(error, struck)
+        return None
+
+    def _leave_in_order(self, error: BaseException | None, struck: BaseException | None = None) -> Effects[None]:
+        """An error of the body stays the one that is raised; what release says is noted on it."""
+        if struck is not None and not self._entered:
+            raise struck  # by then it was done
         entered = None
         try:
             entered = self._entered[0] if len(self._entered) == 1 else self._find_entered((yield from caller()))
             _, lease, block = entered
             hold = lease._hold
+            if struck is not None:
+                yield from release_lease(lease, struck)
             left_with, cut_short = error, False
             if block is not None:
                 left_with, cut_short = yield from detach(hold, block, error)
@@ -249,16 +276,19 @@ class BaseLock(Generic[L]):
         return f"<{state} {type(self).__module__}.Lock object {self.name!r} at {id(self):#x}>"
 
 
-def release_lease(lease: BaseLease) -> Effects[None]:
+def release_lease(lease: BaseLease, struck: BaseException | None = None) -> Effects[None]:
+    """Give it back; or, struck by that interrupt while it was passed on at once, finish what was begun."""
     hold = lease._hold
     driver: Driver = lease._driver
     book, cohorts = driver.book, driver.cohorts
     if not hold.mine:
         raise LeaseLost(hold.name, hold.fence, hold.reason)
-    if hold not in book.holds:
+    if hold not in book.holds and struck is None:
         raise NotHeld(hold.name)
     ours = True
     try:
+        if struck is not None:
+            raise struck
         now = yield from clock()
         ours = book.leave(hold)
         if not ours:  # two released it at once, and the other was first
@@ -266,7 +296,12 @@ def release_lease(lease: BaseLease) -> Effects[None]:
         heir = cohorts.first_in_line(hold) if cohorts.lines else None
         if heir is not None and wants_renewal(heir, hold, now):
             now = yield from _renew_for(heir, hold, now)
-        if heir is None or not hold.valid(now) or not cohorts.pass_on(hold, heir, book, now):
+        if not (
+            heir is not None
+            and hold.valid(now)
+            and may_inherit(heir, hold, now)
+            and cohorts.pass_on(hold, heir, book, now)
+        ):
             yield from mutex.release(hold, now)
     except STOPPED:
         if hold.heir is not None:  # interrupted on the way to the next holder: it is theirs already

@@ -24,7 +24,7 @@ for another's; and it cannot bring a fence.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from holdfast.errors import (
     HoldfastError,
@@ -72,6 +72,9 @@ _LONGEST_PAUSE: Final = 0.25
 _LONGEST_POLL: Final = 0.1  # of a waiter in the queue whom no bell can reach
 
 
+_make: Final[Any] = tuple.__new__  # as in effects
+
+
 class Refusal(NamedTuple):
     """Somebody else has it, for so many ms (-1: nobody knows); and whether we are the first in the queue."""
 
@@ -83,16 +86,16 @@ def acquire_step(hold: Hold, channel: str = "", *, watch: bool = False) -> Step:
     """Take it, or (unless the channel is empty) a place in its queue."""
     keys, token = hold.keys, hold.token
     ttl, retention, fences, grace = hold.terms.said
-    return Step(
-        "acquire",
-        (*keys.shared, keys.tombstone(token)),
-        (token, ttl, retention, fences, channel, grace),
-        watch,
+    step: Step = _make(
+        Step,
+        ("acquire", (*keys.shared, keys.tombstone(token)), (token, ttl, retention, fences, channel, grace), watch),
     )
+    return step
 
 
 def release_step(hold: Hold) -> Step:
-    return Step("release", hold.keys.shared, (hold.token,))
+    step: Step = _make(Step, ("release", hold.keys.shared, (hold.token,), False))
+    return step
 
 
 def abandon_step(hold: Hold) -> Step:
