@@ -57,6 +57,7 @@ class Report(NamedTuple):
 History = Sequence[Event]
 _HOLDS: Final = Report(HOLDS)
 _UNKNOWN: Final = Report(UNKNOWN)
+BLOCK: Final = 64  # so many fences may be set aside with one grant, for those to whom it is passed on
 _ENDS_A_HOLD: Final = frozenset({"leaves", "crashed", "lost"})
 
 
@@ -64,13 +65,13 @@ def mutual_exclusion(history: History) -> Report:
     """No two holds overlap."""
     open_until: dict[int, int | None] = {}
     for event in history:
-        if event.kind == "granted":
+        if event.kind == "extended" and event.client not in open_until:
+            continue
+        if event.kind in ("granted", "extended"):
             for other, until_us in open_until.items():
                 if other != event.client and (until_us is None or until_us > event.at_us):
                     why = "{0} has the lock, and {1} still has it too"
                     return Report(BROKEN, why, (event.client, other))
-            open_until[event.client] = event.until_us
-        elif event.kind == "extended" and event.client in open_until:
             open_until[event.client] = event.until_us
         elif event.kind in _ENDS_A_HOLD:
             open_until.pop(event.client, None)
@@ -147,14 +148,23 @@ def fence_monotone(history: History) -> Report:
     """Each grant has a greater fence than all before.
 
     Before means: by the server's order where the history tells it (``minted``). Else a grant comes before another if it
-    was known to its holder when the other had not even begun to ask; but no two ever have the same fence.
+    was known to its holder when the other had not even begun to ask; but no two ever have the same fence. And a holder
+    has one that the server gave it, or one of the block that came with it.
     """
     greatest: Event | None = None
     known_when_asked: dict[int, Event | None] = {}
     by_server = any(event.kind == "minted" for event in history)
+    given: dict[int, list[int]] = {}
     for event in history:
         if event.kind == "wants":
             known_when_asked[event.client] = greatest
+        if by_server and event.fence is not None:
+            if event.kind == "minted":
+                given.setdefault(event.client, []).append(event.fence)
+            elif event.kind == "granted" and not any(
+                0 <= event.fence - first < BLOCK for first in given.get(event.client, ())
+            ):
+                return Report(BROKEN, "{0} has a fence that was never given to it", (event.client,))
         if event.kind != ("minted" if by_server else "granted") or event.fence is None:
             continue
         before = greatest if by_server else known_when_asked.get(event.client, greatest)
@@ -212,7 +222,7 @@ def _check(judge: Callable[[History], Report], *ends_with: str) -> Check:
 
 
 CHECKS: Final = {
-    "MutualExclusion": _check(mutual_exclusion, "granted"),
+    "MutualExclusion": _check(mutual_exclusion, "granted", "extended"),
     "FencedSafety": _check(fenced_safety, "writes"),
     "OwnerOnlyRelease": _check(owner_only_release, "removed"),
     "OwnerOnlyStretch": _check(owner_only_stretch, "stretched"),

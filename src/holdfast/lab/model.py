@@ -219,7 +219,7 @@ class Model:
 
     def _faults_of(self, state: State, client: int, local: Local, kinds: tuple[str, ...]) -> Iterator[Choice]:
         naps = [kind for kind in ("stall", "pause") if kind in kinds]
-        if "cancel" in kinds and local.stage in ("wants", "holds"):
+        if "cancel" in kinds and local.stage in ("wants", "holds", "leaves"):
             yield "fault", "cancel", client
         waits = not local.requests
         if waits:

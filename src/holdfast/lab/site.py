@@ -267,13 +267,14 @@ class Site:
         """Note what the keeper has found out behind the holder's back."""
         if not self.granted:
             return
+        if self._lease._hold.phase is LOST:
+            self.granted = False
+            self.note("lost")
+            return
         until_us = _deadline_us(self._lease)
         if until_us != self.until_us:
             self.until_us = until_us
             self.note("extended", until_us=until_us)
-        if self._lease._hold.phase is LOST:
-            self.granted = False
-            self.note("lost")
 
     def discard(self) -> None:
         """Let go of the machine without a word."""
@@ -282,7 +283,7 @@ class Site:
 
 def _own_count_us(lease: Any) -> int | None:
     """What ``held`` goes by."""
-    deadline: float = lease._hold.deadline
+    deadline: float = min(lease._hold.deadline, lease._hold.ends)
     return math.ceil(deadline * 1e6) if deadline < float("inf") else None
 
 
