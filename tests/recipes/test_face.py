@@ -276,7 +276,7 @@ def test_a_forked_child_holds_nothing_and_frees_nothing(client: holdfast.Client,
 
 @pytest.mark.parametrize("name", EXCLUDING)
 def test_who_is_interrupted_while_it_waits_leaves_its_object_free(client: holdfast.Client, name: str) -> None:
-    class Alarm(BaseException):
+    class Alarm(Exception):
         pass
 
     def ring(number: int, frame: object) -> None:
