@@ -16,6 +16,8 @@ def test_the_names_are_these() -> None:
     assert sorted(holdfast.__all__) == [
         "AcquireTimeout",
         "Client",
+        "ComputeFailed",
+        "ComputeTimeout",
         "HoldfastError",
         "InvalidConfig",
         "InvalidName",
@@ -27,6 +29,7 @@ def test_the_names_are_these() -> None:
         "NotHeld",
         "OutcomeUnknown",
         "ServerSilent",
+        "StaleFence",
         "Unavailable",
         "UnsafeRecipeWarning",
         "Unsupported",
@@ -46,6 +49,7 @@ def test_all_errors_can_be_imported_from_the_top() -> None:
 def test_the_tree_of_errors() -> None:
     assert issubclass(holdfast.AcquireTimeout, holdfast.NotAcquired | TimeoutError)
     assert issubclass(holdfast.AcquireTimeout, TimeoutError)
+    assert issubclass(holdfast.ComputeTimeout, TimeoutError)
     assert issubclass(holdfast.NotHeld, RuntimeError)
     assert issubclass(holdfast.Unavailable, ConnectionError)
     assert issubclass(holdfast.InvalidName, ValueError)
@@ -65,6 +69,12 @@ ERRORS = [
     errors.LeaseLost("a", 7, "its key expired"),
     errors.LeaseLost("a", None, "its key expired"),
     errors.NotHeld("a"),
+    errors.ComputeFailed("a", "ValueError", "no such user"),
+    errors.ComputeFailed("a", "ValueError", ""),
+    errors.ComputeTimeout("a", 1.5),
+    errors.StaleFence("a", 7, 8, "state:42"),
+    errors.StaleFence("a" * 500, 7, 7, "b" * 500),
+    errors.StaleFence("a", 7, None, "orders id=42"),
     errors.OutcomeUnknown("a", "a release", "look at the fence"),
     errors.Unavailable({"redis://h:1/0": "nothing listens there"}, "Start it"),
     errors.Unsupported("a", "b"),

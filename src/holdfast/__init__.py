@@ -11,6 +11,8 @@ The same names under asyncio are in ``holdfast.aio``.
 from holdfast.blocking import Client, Lease, Lock, connect, lock
 from holdfast.errors import (
     AcquireTimeout,
+    ComputeFailed,
+    ComputeTimeout,
     HoldfastError,
     InvalidConfig,
     InvalidName,
@@ -20,6 +22,7 @@ from holdfast.errors import (
     NotHeld,
     OutcomeUnknown,
     ServerSilent,
+    StaleFence,
     Unavailable,
     UnsafeRecipeWarning,
     Unsupported,
@@ -28,6 +31,8 @@ from holdfast.errors import (
 __all__ = [
     "AcquireTimeout",
     "Client",
+    "ComputeFailed",
+    "ComputeTimeout",
     "HoldfastError",
     "InvalidConfig",
     "InvalidName",
@@ -39,6 +44,7 @@ __all__ = [
     "NotHeld",
     "OutcomeUnknown",
     "ServerSilent",
+    "StaleFence",
     "Unavailable",
     "UnsafeRecipeWarning",
     "Unsupported",

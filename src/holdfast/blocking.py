@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
+from functools import update_wrapper
 from types import TracebackType
 from typing import Any, Unpack
 
 from holdfast.drivers.blocking import Driver
 from holdfast.engines.target import aim
-from holdfast.face import FENCED, BaseClient, fenced_options
+from holdfast.errors import AcquireTimeout, ServerSilent
+from holdfast.face import FENCED, BaseClient, exclusive_wait, fenced_options, refuse_coroutine
 from holdfast.lease import BaseLease
 from holdfast.options import Options, client_terms, patience, seconds
+from holdfast.protocol.entries import Entry, Policy, Serializer
 from holdfast.protocol.lock import BaseLock, BaseLost, extend_lease, release_lease, wait_until_lost
 from holdfast.protocol.recipes.base import BaseRecipe, FencelessLease, refuse_to_extend, release_turn
+from holdfast.protocol.stampede import ask, forget
 
 __all__ = ["Client", "Lease", "Lock", "Lost", "Recipe", "RecipeLease", "connect", "lock"]
 
@@ -126,6 +131,133 @@ class Client(BaseClient):
         """
         keys, terms = self._ask(names, (ttl, wait, renew, max_hold, on_lost, label, cohort))
         return Lock(self._driver, keys, terms, Lease)
+
+    def get_or_compute(
+        self,
+        key: str,
+        fn: Callable[[], Any],
+        ttl: float = 60.0,
+        *,
+        stale: float = 0.0,
+        errors: float = 0.0,
+        early: float = 0.0,
+        compute_ttl: float = 10.0,
+        max_compute: float | None = None,
+        wait: float | None = None,
+        serializer: Serializer | None = None,
+    ) -> Any:
+        """The value of that key; if there is none, one caller computes it by ``fn()`` and all the others get it.
+
+        ttl: seconds for which it is fresh.
+        stale: seconds after that for which the old one is served, while one caller, and only that, computes a new one.
+        errors: seconds for which a failure is remembered. Who was waiting when it happened shares it anyway, as
+            ComputeFailed.
+        early: refresh before the time, by chance: 1 is a good number, 0 never. See docs/cache.md.
+        compute_ttl: seconds after which another takes over if whoever computes falls silent; renewed while it does not.
+        max_compute: seconds after which another takes over even so.
+        wait: seconds to wait for another's computation before ComputeTimeout (None: for ever, 0: not at all).
+        serializer: what has ``dumps`` and ``loads``. JSON if nothing is given, with bytes as they are.
+        """
+        policy = self._policy((ttl, stale, errors, early, compute_ttl, max_compute, wait, serializer))
+        return self._fetch(self._entry(key), policy, fn)
+
+    def _fetch(self, entry: Entry, policy: Policy, fn: Callable[[], Any]) -> Any:
+        turn = self._driver.run(ask(self._desk, entry, policy))
+        if turn.hold is None:
+            return turn.read()
+        try:
+            data = turn.pack(refuse_coroutine(fn(), f"get_or_compute({entry.name!r})"))
+        except BaseException as error:
+            if not self._driver.run(turn.fail(error)):
+                raise
+            self._served_old(entry.name, error)
+            return turn.read()
+        return self._driver.run(turn.store(data))
+
+    def cached(
+        self,
+        key: str,
+        ttl: float = 60.0,
+        *,
+        stale: float = 0.0,
+        errors: float = 0.0,
+        early: float = 0.0,
+        compute_ttl: float = 10.0,
+        max_compute: float | None = None,
+        wait: float | None = None,
+        serializer: Serializer | None = None,
+    ) -> Callable[[Callable[..., Any]], Any]:
+        """Decorate a function so that its results are cached: ``@client.cached("user:{user_id}")``.
+
+        The key names the arguments on which the result depends. Options are those of ``get_or_compute``. The decorated
+        function has ``.key(...)``, the key of a call, and ``.invalidate(...)``, which makes it forgotten.
+        """
+        policy = self._policy((ttl, stale, errors, early, compute_ttl, max_compute, wait, serializer))
+
+        def decorate(function: Callable[..., Any]) -> Any:
+            template = self._template(key, function, "cached")
+
+            def call(*args: Any, **kwargs: Any) -> Any:
+                entry = self._entry(template.name(args, kwargs))
+                return self._fetch(entry, policy, lambda: function(*args, **kwargs))
+
+            def invalidate(*args: Any, **kwargs: Any) -> bool:
+                return self.invalidate(template.name_of(args, kwargs))
+
+            return self._dress(call, function, template, invalidate)
+
+        return decorate
+
+    def invalidate(self, key: str) -> bool:
+        """Forget the value of that key; whether there was one. Nothing that was begun before is stored after it."""
+        return self._driver.run(forget(self._desk, self._entry(key), self._shared.timeout))
+
+    def exclusive(
+        self,
+        name: str,
+        *,
+        wait: float | None = 0.0,
+        busy: str = "raise",
+        default: Any = None,
+        ttl: float = 30.0,
+        renew: bool = True,
+        max_hold: float | None = None,
+        on_lost: Callable[[Lease], object] | None = None,
+        label: str = "",
+        cohort: int = 64,
+    ) -> Callable[[Callable[..., Any]], Any]:
+        """Let one caller at a time run a function: ``@client.exclusive("report:{user_id}", busy="skip")``.
+
+        The name may depend on arguments: calls with different names run side by side.
+
+        wait: seconds to wait for the turn before it counts as busy (None: for ever).
+        busy: what then: "raise" AcquireTimeout, or "skip" the call and return ``default``. With "wait" it waits for
+            ever, or, if ``wait`` is given, raises AcquireTimeout after that.
+        The other options are those of ``lock``.
+        """
+        patience = exclusive_wait(wait, busy)
+        self._ask(("x",), (ttl, patience, renew, max_hold, on_lost, label, cohort))
+
+        def decorate(function: Callable[..., Any]) -> Any:
+            template = self._template(name, function, "exclusive")
+
+            def call(*args: Any, **kwargs: Any) -> Any:
+                keys, terms = self._ask(
+                    (template.name(args, kwargs),), (ttl, patience, renew, max_hold, on_lost, label, cohort)
+                )
+                lock = Lock(self._driver, keys, terms, Lease)
+                with ExitStack() as turn:
+                    try:
+                        turn.enter_context(lock)
+                    except AcquireTimeout as refused:
+                        if busy != "skip" or isinstance(refused, ServerSilent):  # who says nothing is not busy
+                            raise
+                        return default
+                    return refuse_coroutine(function(*args, **kwargs), f"exclusive({name!r})")
+
+            return update_wrapper(call, function)
+
+        return decorate
 
     def recipe(self, name: str, key: str, **options: Any) -> Lock:
         """A lock of history, word for word as it is still deployed. docs/recipes.md has their options and their pits.

@@ -6,6 +6,9 @@
     │       └── ServerSilent         ... because no server answered (also an Unavailable)
     ├── LeaseLost                    it was held, and no longer is
     ├── NotHeld                      a release of what is not held (also a RuntimeError)
+    ├── ComputeFailed                a value could not be computed, says whoever tried
+    ├── ComputeTimeout               somebody was still computing it when the wait was over (also a TimeoutError)
+    ├── StaleFence                   what was written to has seen a later holder, and refused
     ├── OutcomeUnknown               sent, but nobody can say whether it took effect
     ├── Unavailable                  no server could be used (also a ConnectionError)
     ├── Unsupported                  this server or engine cannot do that
@@ -25,6 +28,8 @@ from typing import Any
 
 __all__ = [
     "AcquireTimeout",
+    "ComputeFailed",
+    "ComputeTimeout",
     "HoldfastError",
     "InvalidConfig",
     "InvalidName",
@@ -34,6 +39,7 @@ __all__ = [
     "NotHeld",
     "OutcomeUnknown",
     "ServerSilent",
+    "StaleFence",
     "Unavailable",
     "UnsafeRecipeWarning",
     "Unsupported",
@@ -114,6 +120,56 @@ class NotHeld(HoldfastError, RuntimeError):
 
     def _message(self) -> str:
         return f"lock {self.name!r} is not held through this object: acquire it first, and release it once"
+
+
+class ComputeFailed(HoldfastError):
+    """Somebody else computed this value for all, and failed. ``kind`` is the type of their exception, as text."""
+
+    def __init__(self, name: str, kind: str, message: str) -> None:
+        super().__init__()
+        self.name = name
+        self.kind = kind
+        self.message = message
+
+    def _message(self) -> str:
+        said = f"{self.kind}: {self.message}" if self.message else self.kind
+        return f"the value of {self.name!r} could not be computed: {said}"
+
+
+class ComputeTimeout(HoldfastError, TimeoutError):
+    """The wait was over before the value was there."""
+
+    def __init__(self, name: str, waited: float) -> None:
+        super().__init__()
+        self.name = name
+        self.waited = waited
+
+    def _message(self) -> str:
+        waited = f"after {self.waited:.3g} s" if self.waited else "at the first look"
+        return (
+            f"somebody else was still computing the value of {self.name!r} {waited}. Wait longer (wait=), or serve old "
+            "values meanwhile (stale=)"
+        )
+
+
+class StaleFence(HoldfastError):
+    """A write was refused, and nothing written: a later holder has written there. ``stored`` is the fence on record."""
+
+    def __init__(self, name: str, fence: int, stored: int | None, resource: str) -> None:
+        super().__init__()
+        self.name = name
+        self.fence = fence
+        self.stored = stored
+        self.resource = resource
+
+    def _message(self) -> str:
+        resource = self.resource if len(self.resource) <= 60 else f"{self.resource[:57]}..."
+        seen = "another holder" if self.stored == self.fence else "a later holder"
+        record = "" if self.stored is None else f" (fence {self.stored})"
+        return (
+            f"a write to {resource} under lock {self.name!r:.60} (fence {self.fence}) was refused, for {seen}{record} "
+            "has written there. Give this work up: read again and start over under a new lease"
+        )
 
 
 class OutcomeUnknown(HoldfastError):

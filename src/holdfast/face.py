@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import inspect
+import logging
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import lru_cache, update_wrapper
 from typing import Any, Final
 
 from holdfast.errors import InvalidConfig, InvalidName, UnsafeRecipeWarning, Unsupported
 from holdfast.lease import Terms
 from holdfast.names import Keys, check_namespace, keys_of
-from holdfast.options import terms_of
+from holdfast.options import seconds, terms_of
+from holdfast.protocol.entries import Entry, Json, Policy, Serializer, entry_of
+from holdfast.protocol.flights import Desk
 from holdfast.protocol.recipes import FENCED, RECIPES, make
+from holdfast.protocol.templates import Template, is_coroutine_function
 
-__all__ = ["FENCED", "BaseClient", "fenced_options"]
+__all__ = ["FENCED", "BaseClient", "exclusive_wait", "fenced_options", "refuse_coroutine"]
 
 OPTIONS: Final = ("ttl", "wait", "renew", "max_hold", "on_lost", "label", "cohort")
+CACHE_OPTIONS: Final = ("ttl", "stale", "errors", "early", "compute_ttl", "max_compute", "wait", "serializer")
 
 _warned: Final[set[str]] = set()  # of which recipes, once per process
+
+log = logging.getLogger("holdfast")
+_JSON: Final = Json()
+_BUSY: Final = ("raise", "skip", "wait")
 
 
 def fenced_options(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -27,15 +38,74 @@ def fenced_options(options: Mapping[str, Any]) -> dict[str, Any]:
     return dict(options)
 
 
+@lru_cache(maxsize=256, typed=True)  # typed, for True == 1, but is no number
+def policy_of(
+    *,
+    shared: Terms,
+    ttl: float,
+    stale: float,
+    errors: float,
+    early: float,
+    compute_ttl: float,
+    max_compute: float | None,
+    wait: float | None,
+    serializer: Serializer | None,
+) -> Policy:
+    """On what terms a value is cached, checked."""
+    if isinstance(early, bool) or not isinstance(early, int | float) or not 0 <= early <= 100:
+        raise InvalidConfig(f"early={early!r:.60}", "give a number from 0 (never early) to 100; 1 is a good one")
+    serializer = _JSON if serializer is None else serializer
+    if not all(callable(getattr(serializer, way, None)) for way in ("dumps", "loads")):
+        raise InvalidConfig(
+            f"serializer={serializer!r:.60}", "give something with dumps and loads, like the module json"
+        )
+    terms = Terms(
+        ttl=seconds("compute_ttl", compute_ttl, least=0.05),
+        wait=None if wait is None else seconds("wait", wait),
+        renew=True,
+        max_hold=None if max_compute is None else seconds("max_compute", max_compute, least=0.05),
+        on_lost=None,
+        label="",
+        cohort=0,
+        timeout=shared.timeout,
+        fence_retention=shared.fence_retention,
+    )
+    return Policy(
+        ttl_ms=round(1000 * seconds("ttl", ttl, least=0.001)),
+        stale_ms=round(1000 * seconds("stale", stale)),
+        errors_ms=round(1000 * seconds("errors", errors)),
+        early=float(early),
+        terms=terms,
+        serializer=serializer,
+    )
+
+
+def exclusive_wait(wait: float | None, busy: str) -> float | None:
+    """How long to wait for one's turn: with busy="wait" for ever, unless it was said how long."""
+    if busy not in _BUSY:
+        raise InvalidConfig(f"busy={busy!r:.60}", f"give one of {', '.join(map(repr, _BUSY))}")
+    return None if busy == "wait" and not wait else wait
+
+
+def refuse_coroutine(result: Any, said: str) -> Any:
+    """What a function has returned; but not if its work is still to be done."""
+    if inspect.iscoroutine(result):
+        result.close()
+        raise InvalidConfig(said, "the function returned a coroutine, which nobody awaits here: use holdfast.aio")
+    return result
+
+
 class BaseClient:
     """A client: a driver and what all of its locks have in common."""
 
     _words: tuple[str, ...] = ()  # what on_lost may say beside naming a callable
+    _awaits = False  # whether functions that it decorates may be coroutine functions
 
     def __init__(self, driver: Any, *, namespace: str, shared: Terms) -> None:
         self._driver = driver
         self._namespace = check_namespace(namespace)
         self._shared = shared
+        self._desk = Desk(driver)
         self._recent: tuple[tuple[Any, ...], list[type], Terms] = (), [], shared
 
     def _ask(self, names: tuple[str, ...], asked: tuple[Any, ...]) -> tuple[Keys, Terms]:
@@ -54,6 +124,34 @@ class BaseClient:
             terms = terms_of(shared=self._shared, words=self._words, **dict(zip(OPTIONS, asked, strict=True)))
             self._recent = asked, [*map(type, asked)], terms
         return keys, terms
+
+    def _policy(self, asked: tuple[Any, ...]) -> Policy:
+        """The terms of a cached value, checked; what is asked for comes in the order of CACHE_OPTIONS."""
+        options = dict(zip(CACHE_OPTIONS, asked, strict=True))
+        try:
+            return policy_of(shared=self._shared, **options)
+        except TypeError:  # something unhashable: a serializer may be, and a number is refused
+            return policy_of.__wrapped__(shared=self._shared, **options)
+
+    def _entry(self, key: str) -> Entry:
+        try:
+            return entry_of(key, self._namespace)
+        except TypeError:
+            raise InvalidName(key, f"a name is a str, not {type(key).__name__}") from None
+
+    def _template(self, pattern: str, function: Callable[..., Any], use: str) -> Template:
+        template = Template(pattern, function, use)
+        keys_of(template.sample(), self._namespace)
+        if not self._awaits and is_coroutine_function(function):
+            raise InvalidConfig(f"{use}({pattern!r:.80})", "the function is a coroutine function: use holdfast.aio")
+        return template
+
+    def _dress(self, call: Any, function: Callable[..., Any], template: Template, invalidate: Any) -> Any:
+        """Make it look like the function, with ways to the value's name and to its end."""
+        update_wrapper(call, function)
+        call.key = lambda *args, **kwargs: template.name_of(args, kwargs)
+        call.invalidate = update_wrapper(invalidate, function)
+        return call
 
     def _recall(
         self, name: str, key: str, options: Mapping[str, Any], lock_class: type[Any], lease_class: type[Any]
@@ -83,6 +181,9 @@ class BaseClient:
                 stacklevel=3,
             )
         return recipe
+
+    def _served_old(self, name: str, error: BaseException) -> None:
+        log.warning("%r could not be refreshed, and its old value was served: %r", name, error, exc_info=error)
 
     def __reduce__(self) -> Any:
         raise TypeError("a client cannot be pickled: connect anew in the other process")

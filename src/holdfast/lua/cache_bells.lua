@@ -1,0 +1,24 @@
+-- The server's time, and those who wait for a value: what the steps of the cache share. It has no ARGV and Returns nothing
+-- of its own. One step is always one whole file: the other, with this one in it.
+--
+-- KEYS, in every step: 1 the entry: value, until when it is fresh (us), what it cost to compute (us)
+--                      2 the claim: the token of whoever computes it
+--                      3 the waiters: the channel of a process -> under which token it waits there
+--                      4 the failure: when the last computation failed, until when that is remembered (us), and why
+
+local now_us, now
+
+local function read_time()
+  local time = redis.call('TIME')
+  now_us = time[1] .. string.sub('00000' .. time[2], -6)
+  now = tonumber(now_us)
+end
+
+-- There is something to look at: each process that waits is told once.
+local function ring_all()
+  local waiters = redis.call('HGETALL', KEYS[3])
+  redis.call('DEL', KEYS[3])
+  for place = 1, #waiters, 2 do
+    redis.pcall('PUBLISH', waiters[place], waiters[place + 1] .. ' 0 ' .. now_us .. ' 0')
+  end
+end

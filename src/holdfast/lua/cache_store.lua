@@ -1,0 +1,41 @@
+-- Put the computed value where everybody finds it, or say why there is none; give the claim up, and wake who waits.
+--
+-- KEYS 1 the entry   2 the claim   3 the waiters   4 the failure
+--      5 the tombstone of this token
+-- ARGV 1 token   2 what became of it: 'value', 'failure', or 'nothing' (the computation was broken off)
+--      3 the value, or why there is none
+--      4 for how long it is fresh, or the failure remembered, in ms   5 for how long it is kept, in ms
+--      6 what it cost to compute, in us
+--      7 how long the tombstone stands, in ms (0: none is needed, every request was answered)
+--
+-- Returns 1 stored, 0 not: the claim was no longer ours (it had ended, or the key was invalidated), or memory is full.
+--
+-- One step, because a claim that ends between a look at it and the store would let an old value replace a newer one; and
+-- because whoever finds the claim given up must find the value, too.
+
+-- include cache_bells.lua
+
+if ARGV[7] ~= '0' then
+  redis.pcall('SET', KEYS[5], '', 'PX', ARGV[7])
+end
+if redis.call('GET', KEYS[2]) ~= ARGV[1] then
+  return 0
+end
+read_time()
+local kept = 0
+if ARGV[2] == 'value' then
+  local fresh = string.format('%.0f', now + ARGV[4] * 1000)
+  -- A server that is full may refuse this; the claim is given up all the same.
+  kept = redis.pcall('HSET', KEYS[1], 'value', ARGV[3], 'fresh', fresh, 'cost', ARGV[6])
+  if type(kept) == 'number' then
+    redis.call('PEXPIRE', KEYS[1], ARGV[5])
+    redis.call('DEL', KEYS[4])
+  end
+elseif ARGV[2] == 'failure' then
+  local till = string.format('%.0f', now + ARGV[4] * 1000)
+  local record = now_us .. ' ' .. till .. ' ' .. ARGV[3]
+  kept = redis.pcall('SET', KEYS[4], record, 'PX', ARGV[5])
+end
+redis.call('DEL', KEYS[2])
+ring_all()
+return (type(kept) == 'table' and kept.err) and 0 or 1

@@ -1,0 +1,153 @@
+"""Names made of arguments: ``"user:{user_id}"`` and the function whose calls are to have such names.
+
+Invariant. A template that was accepted names every call of its function, or the call itself was wrong. Different
+arguments never share a name: what separates the parts of a name (a colon, and whatever else stands between the fields)
+is written as %XX where it occurs within an argument, so ``("1:2", "3")`` and ``("1", "2:3")`` are not mistaken for
+each other, and nobody can reach another's value by a clever name.
+
+Everything that can be known before the first call is checked when the function is decorated: that each field is one of
+its parameters, and that it is a function which does its work before it returns.
+
+Why not a digest of all arguments, as others do it? A name that people can read is one that they can look up, invalidate
+from elsewhere, and lock. And ``self``, a session or a logger are arguments too.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterable
+from string import Formatter
+from typing import Any, Final, NamedTuple
+
+from holdfast.errors import InvalidConfig, InvalidName
+
+__all__ = ["Template", "is_coroutine_function"]
+
+_FORMATTER: Final = Formatter()
+_NAMED: Final = (
+    inspect.Parameter.POSITIONAL_ONLY,
+    inspect.Parameter.POSITIONAL_OR_KEYWORD,
+    inspect.Parameter.KEYWORD_ONLY,
+)
+_CONTAINERS: Final = (list, tuple, dict, set, frozenset, bytes, bytearray)
+
+
+class Field(NamedTuple):
+    """Text that stands as it is, and the argument that follows it, if one does."""
+
+    text: str
+    path: str = ""  # user.id
+    parameter: str = ""  # user
+    conversion: str | None = None
+    spec: str = ""
+
+
+class Template:
+    """How the calls of one function are named."""
+
+    def __init__(self, pattern: str, function: Callable[..., Any], use: str) -> None:
+        """``use`` is the decorator, for whoever has to be told what is wrong with it."""
+        self.pattern = pattern
+        self._said = f"{use}({pattern!r:.80})"
+        _refuse_generators(self._said, function)
+        self._signature = inspect.signature(function)
+        self._fields = [*self._parse()]
+        literal = "".join(field.text for field in self._fields)
+        separators = {char for char in literal if not char.isalnum() and char != "_"}
+        self._unsafe = re.compile(rf"[%:{{}}\s\x00-\x1f\x7f{re.escape(''.join(sorted(separators)))}]")
+
+    def _parse(self) -> Iterable[Field]:
+        if not isinstance(self.pattern, str) or not self.pattern:
+            raise InvalidConfig(self._said, "give a name, with {fields} for the arguments that it depends on")
+        try:
+            parsed = list(_FORMATTER.parse(self.pattern))
+        except ValueError as error:
+            raise InvalidConfig(self._said, f"{error}. A brace that is no field is written twice") from None
+        for number, (text, path, spec, conversion) in enumerate(parsed):
+            if path is None:
+                yield Field(text)
+                continue
+            if number and not text:
+                raise InvalidConfig(self._said, "put something between two fields, or they run into each other")
+            if "{" in (spec or ""):
+                raise InvalidConfig(self._said, "a field within a field is too much for a name")
+            yield Field(text, path, self._parameter(path), conversion, spec or "")
+
+    def _parameter(self, path: str) -> str:
+        root = re.split(r"[.\[]", path, maxsplit=1)[0]
+        named = [name for name, found in self._signature.parameters.items() if found.kind in _NAMED]
+        if root not in named:
+            shown = "{" + path + "}"
+            choice = ", ".join(named) if named else "none"
+            raise InvalidConfig(self._said, f"{shown} is no argument of the function; it has: {choice}")
+        return root
+
+    def sample(self) -> str:
+        """A name such as it makes, to see whether names like that can be had at all."""
+        return "".join(field.text + ("x" if field.path else "") for field in self._fields)
+
+    def name(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        """The name of a call. A TypeError if it could not be called like that."""
+        return self._format(self._signature.bind(*args, **kwargs))
+
+    def name_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        """The same for somebody who only wants the name: what it does not depend on (``self``, say) may be left out."""
+        return self._format(self._signature.bind_partial(*args, **kwargs))
+
+    def _format(self, bound: inspect.BoundArguments) -> str:
+        bound.apply_defaults()
+        parts = []
+        for field in self._fields:
+            parts.append(field.text)
+            if field.path:
+                if field.parameter not in bound.arguments:
+                    raise TypeError(f"{self._said} needs the argument {field.parameter!r}")
+                parts.append(self._unsafe.sub(_escape, self._text_of(field, bound.arguments)))
+        return "".join(parts)
+
+    def _text_of(self, field: Field, arguments: dict[str, Any]) -> str:
+        value, _ = _FORMATTER.get_field(field.path, (), arguments)
+        if not field.conversion and not field.spec and _says_nothing(value):
+            shown, kind = "{" + field.path + "}", type(value).__name__
+            raise InvalidName(
+                self.pattern, f"{shown} is a {kind}, which has no short name; use a part of it, like {{x.id}}"
+            )
+        converted = _FORMATTER.convert_field(value, field.conversion) if field.conversion else value
+        return format(converted, field.spec)
+
+
+def _says_nothing(value: object) -> bool:
+    """Whether its text is its address in memory, or as long as what it contains."""
+    kind: Any = type(value)
+    if isinstance(value, _CONTAINERS):
+        return True
+    return all(getattr(kind, way) is getattr(object, way) for way in ("__str__", "__repr__", "__format__"))
+
+
+def _escape(found: re.Match[str]) -> str:
+    return "".join(f"%{byte:02X}" for byte in found[0].encode(errors="surrogatepass"))
+
+
+def _refuse_generators(said: str, function: Any) -> None:
+    if isinstance(function, classmethod | staticmethod):
+        raise InvalidConfig(said, f"put it under @{type(function).__name__}, not over it")
+    if not callable(function) or inspect.isclass(function):
+        raise InvalidConfig(said, f"it decorates functions, not {type(function).__name__!r}")
+    body = _body_of(function)
+    if inspect.isgeneratorfunction(body) or inspect.isasyncgenfunction(body):
+        name = getattr(function, "__name__", "it")
+        raise InvalidConfig(
+            said,
+            f"{name} is a generator: it returns before it has done anything. Let it return a list, or use client.lock",
+        )
+
+
+def is_coroutine_function(function: Any) -> bool:
+    """Whether calling it only makes a coroutine."""
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(_body_of(function))
+
+
+def _body_of(function: Any) -> Any:
+    """What is run by a call: of an object, its __call__; of a partial, what it stands for."""
+    return function if inspect.isroutine(function) else getattr(function, "func", function.__call__)
