@@ -1,0 +1,148 @@
+"""Guarded writes to a Redis or Valkey server, through the caller's own client.
+
+Fence and holder of the last write to a key are kept in a side key, next to it in the same slot. One script compares
+and writes. Deleting what is guarded leaves the side key, or a stale holder could write it anew.
+
+Any client with redis-py's ``register_script`` will do. What goes over the wire is its business: a client that resends
+by itself what it got no answer to may run a command twice, as it may without a guard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from inspect import iscoroutinefunction
+from typing import Any, Final, Protocol, TypeAlias
+
+from holdfast.errors import InvalidConfig, InvalidName, Unsupported
+from holdfast.guard.stamp import Stamp, stamp
+from holdfast.lease import BaseLease
+from holdfast.lua import SCRIPTS
+from holdfast.names import Keys, keys_of
+
+__all__ = ["COMMANDS", "AioRedisGuard", "RedisGuard"]
+
+Value: TypeAlias = str | bytes | int | float
+
+# Writes whose one key is their first argument: the script can vouch for no other key.
+_WRITES: Final = """
+    SET SETEX PSETEX SETNX SETRANGE SETBIT APPEND GETSET GETDEL INCR INCRBY INCRBYFLOAT DECR DECRBY
+    DEL UNLINK EXPIRE PEXPIRE EXPIREAT PEXPIREAT PERSIST
+    HSET HSETNX HDEL HINCRBY HINCRBYFLOAT
+    LPUSH RPUSH LPUSHX RPUSHX LPOP RPOP LSET LTRIM LREM LINSERT
+    SADD SREM ZADD ZREM ZINCRBY ZREMRANGEBYRANK ZREMRANGEBYSCORE PFADD XADD XDEL XTRIM
+"""
+COMMANDS: Final = frozenset(_WRITES.split())
+_ONE_KEY_ONLY: Final = frozenset({"DEL", "UNLINK"})  # further arguments would be further keys
+_MOST_ARGUMENTS: Final = 4000  # Lua can pass about 8000 to a function
+
+
+class _Scripted(Protocol):
+    """As much of redis-py's clients as is used here."""
+
+    def register_script(self, script: Any) -> Any: ...
+
+
+class _Guard:
+    """What both faces do before and after the script runs."""
+
+    _awaited = False
+
+    def __init__(self, client: _Scripted, *, retention: float | None = None) -> None:
+        if retention is not None and not retention >= 0.001:
+            raise InvalidConfig(f"retention={retention!r}", "give seconds, or None to remember fences for ever")
+        if hasattr(client, "command_stack"):
+            raise Unsupported(
+                "a guarded write in a pipeline", "its reply comes too late to refuse; give the client itself"
+            )
+        self._script = client.register_script(SCRIPTS["guard"].source)
+        if iscoroutinefunction(type(self._script).__call__) != self._awaited:
+            kind, other = ("a blocking", "RedisGuard") if self._awaited else ("an asyncio", "AioRedisGuard")
+            raise InvalidConfig(f"{kind} client", f"use guard.{other} for it")
+        self._retention_ms = "" if retention is None else str(round(retention * 1000))
+
+    def _run(self, command: str, key: str, arguments: tuple[Value, ...], claim: Stamp) -> Any:
+        command = command.upper()
+        if command not in COMMANDS:
+            raise Unsupported(f"a guarded {command}", "use a write of one key, such as SET, HSET, RPUSH or DEL")
+        if len(arguments) > (0 if command in _ONE_KEY_ONLY else _MOST_ARGUMENTS):
+            raise InvalidConfig(
+                f"{command} with {len(arguments)} arguments after the key",
+                "write in several steps, each of them guarded",
+            )
+        keys = _keys_of(key)
+        return self._script(
+            keys=[keys.main, f"{keys.head}guard{keys.tail}", keys.shared[1]],
+            args=[claim.fence, claim.holder, self._retention_ms, command, *arguments],
+        )
+
+
+def _keys_of(key: str) -> Keys:
+    try:
+        return keys_of(key)
+    except InvalidName as error:
+        raise InvalidConfig(f"key {key!r:.60}", error.problem) from None
+
+
+def _judge(reply: Any, key: str, claim: Stamp) -> Any:
+    if reply[0] == 0:
+        raise claim.refusal(key, int(reply[1]))
+    if reply[0] == -1:
+        raise InvalidConfig(f"key {key!r}", "it is a lock on this server, and writing to it would break the lock")
+    return reply[1]
+
+
+class RedisGuard(_Guard):
+    """Guarded writes through a ``redis.Redis``, or any client like it.
+
+    ``retention`` is for how many seconds after a write its fence is remembered (None: for ever). Whoever was stopped
+    for longer than that is not recognised as stale any more.
+    """
+
+    def execute(
+        self, command: str, key: str, *arguments: Value, lease: BaseLease | Stamp, name: str | None = None
+    ) -> Any:
+        """Run one write of one key, and return the server's reply as it is; StaleFence if it was refused."""
+        claim = stamp(lease, name=name)
+        return _judge(self._run(command, key, arguments, claim), key, claim)
+
+    def set(
+        self, key: str, value: Value, lease: BaseLease | Stamp, *, ttl: float | None = None, name: str | None = None
+    ) -> None:
+        """Set a string, for ``ttl`` seconds if given."""
+        self.execute("SET", key, value, *_expiry(ttl), lease=lease, name=name)
+
+    def delete(self, key: str, lease: BaseLease | Stamp, *, name: str | None = None) -> bool:
+        """Delete a key; whether it was there. Its fence stays on record."""
+        return bool(self.execute("DEL", key, lease=lease, name=name))
+
+
+class AioRedisGuard(_Guard):
+    """The same through a ``redis.asyncio.Redis``."""
+
+    _awaited = True
+
+    async def execute(
+        self, command: str, key: str, *arguments: Value, lease: BaseLease | Stamp, name: str | None = None
+    ) -> Any:
+        """Run one write of one key, and return the server's reply as it is; StaleFence if it was refused."""
+        claim = stamp(lease, name=name)
+        reply: Awaitable[Any] = self._run(command, key, arguments, claim)
+        return _judge(await reply, key, claim)
+
+    async def set(
+        self, key: str, value: Value, lease: BaseLease | Stamp, *, ttl: float | None = None, name: str | None = None
+    ) -> None:
+        """Set a string, for ``ttl`` seconds if given."""
+        await self.execute("SET", key, value, *_expiry(ttl), lease=lease, name=name)
+
+    async def delete(self, key: str, lease: BaseLease | Stamp, *, name: str | None = None) -> bool:
+        """Delete a key; whether it was there. Its fence stays on record."""
+        return bool(await self.execute("DEL", key, lease=lease, name=name))
+
+
+def _expiry(ttl: float | None) -> tuple[Value, ...]:
+    if ttl is None:
+        return ()
+    if not ttl >= 0.001:
+        raise InvalidConfig(f"ttl={ttl!r}", "give seconds, or None to keep it for ever")
+    return "PX", round(ttl * 1000)

@@ -1,0 +1,195 @@
+"""Guarded writes to the rows of a SQL table, through the caller's own DB-API connection.
+
+A row has two columns more, for the fence and the holder of its last write. The comparison stands in the one statement
+that writes, so the database makes it one step: under READ COMMITTED, a statement that had to wait for another
+transaction looks at the row again. The first write of a row is INSERT ... ON CONFLICT DO UPDATE for the same reason, as
+two holders may both find no row.
+
+The transaction is the caller's. Until it is committed the row stays locked, so whatever else is written in it is behind
+the same fence. Nothing here deletes a row: its fence would go with it, and a stale holder could insert it anew.
+
+SQLite and PostgreSQL are what this is written for and tested on. Names of tables and columns are quoted, so give them
+as the database stores them; values are always parameters.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, NamedTuple
+
+from holdfast.errors import InvalidConfig, Unsupported
+from holdfast.guard.stamp import Stamp, stamp
+from holdfast.lease import BaseLease
+
+__all__ = ["Statement", "Table"]
+
+_MARKS: Final = {"qmark": "?", "format": "%s", "pyformat": "%s"}  # drivers with pyformat take positions, too
+
+
+class Statement(NamedTuple):
+    """What to execute. It has written if it counts a row, and was refused if it counts none."""
+
+    text: str
+    values: tuple[Any, ...]
+
+
+class Table:
+    """A table whose rows are written under a lock, each with the fence and the holder of its last write.
+
+    ``name`` may have a schema in front (``app.orders``). ``key`` is the column, or the columns, that tell rows apart,
+    with a unique index. ``paramstyle`` is needed only where the connection does not tell it, as one that is wrapped.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        key: str | Iterable[str],
+        fence: str = "fence",
+        holder: str = "holder",
+        paramstyle: str | None = None,
+    ) -> None:
+        self.name = name
+        self._key = (key,) if isinstance(key, str) else tuple(key)
+        self._fence = fence
+        self._holder = holder
+        self._paramstyle = paramstyle
+        if not self._key:
+            raise InvalidConfig("key=()", "name the column that tells the rows apart")
+        if paramstyle is not None:
+            _Words(paramstyle)
+
+    def put(
+        self, connection: Any, row: Mapping[str, Any], lease: BaseLease | Stamp, *, name: str | None = None
+    ) -> None:
+        """Insert the row, or update the one with its key; StaleFence if a later holder wrote that.
+
+        A row of nothing but its key keeps the fence of what else is written in the same transaction.
+        """
+        claim = stamp(lease, name=name)
+        style = self._paramstyle or _style_of(connection)
+        if not _count(connection, self.put_statement(row, claim, paramstyle=style)):
+            stored = self._stored(connection, row, style)
+            raise claim.refusal(self._describe(row), stored[0] if stored else None)
+        if len(row) == len(self._key) and _stands_alone(connection):
+            raise InvalidConfig(
+                f"a fence for {self._describe(row):.60} alone",
+                "this connection commits each statement by itself, so what you write next would be behind no fence; "
+                "begin a transaction first",
+            )
+
+    def update(
+        self, connection: Any, row: Mapping[str, Any], lease: BaseLease | Stamp, *, name: str | None = None
+    ) -> None:
+        """Update the row with that key (KeyError if there is none); StaleFence if a later holder wrote it."""
+        claim = stamp(lease, name=name)
+        style = self._paramstyle or _style_of(connection)
+        if not _count(connection, self.update_statement(row, claim, paramstyle=style)):
+            stored = self._stored(connection, row, style)
+            if stored is None:
+                raise KeyError(f"there is no {self._describe(row)}")
+            raise claim.refusal(self._describe(row), stored[0])
+
+    def put_statement(self, row: Mapping[str, Any], claim: Stamp, *, paramstyle: str) -> Statement:
+        """What ``put`` executes, for those who do that themselves: under asyncio, or through an ORM."""
+        words = _Words(paramstyle)
+        quote, key, written = words.quote, *self._parts(row, claim)
+        fence, holder = quote(self._fence), quote(self._holder)
+        inserted = {**key, **written}
+        text = (
+            f"INSERT INTO {words.table(self.name)} AS kept ({', '.join(map(quote, inserted))}) "
+            f"VALUES ({', '.join(words.mark for _ in inserted)}) "
+            f"ON CONFLICT ({', '.join(map(quote, key))}) "
+            f"DO UPDATE SET {', '.join(f'{quote(column)} = excluded.{quote(column)}' for column in written)} "
+            f"WHERE kept.{fence} IS NULL OR kept.{fence} < excluded.{fence} "
+            f"OR (kept.{fence} = excluded.{fence} AND kept.{holder} = excluded.{holder})"
+        )
+        return Statement(text, tuple(inserted.values()))
+
+    def update_statement(self, row: Mapping[str, Any], claim: Stamp, *, paramstyle: str) -> Statement:
+        """What ``update`` executes, for those who do that themselves."""
+        words = _Words(paramstyle)
+        quote, key, written = words.quote, *self._parts(row, claim)
+        fence, holder = quote(self._fence), quote(self._holder)
+        text = (
+            f"UPDATE {words.table(self.name)} SET {words.pairs(written, ', ')} WHERE {words.pairs(key, ' AND ')} "
+            f"AND ({fence} IS NULL OR {fence} < {words.mark} OR ({fence} = {words.mark} AND {holder} = {words.mark}))"
+        )
+        return Statement(text, (*written.values(), *key.values(), claim.fence, claim.fence, claim.holder))
+
+    def _parts(self, row: Mapping[str, Any], claim: Stamp) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The key, and what is written beside it."""
+        if missing := [column for column in self._key if row.get(column) is None]:
+            raise InvalidConfig(f"a row without {missing[0]!r}", f"it is a part of the key of {self.name!r}")
+        ours = {self._fence: claim.fence, self._holder: claim.holder}
+        if taken := ours.keys() & row.keys():
+            raise InvalidConfig(f"column {min(taken)!r}", "the guard writes it; leave it out of the row")
+        key = {column: row[column] for column in self._key}
+        return key, {column: value for column, value in row.items() if column not in key} | ours
+
+    def _stored(self, connection: Any, row: Mapping[str, Any], paramstyle: str) -> Any:
+        """The fence on record, in a tuple; None if there is no such row."""
+        words = _Words(paramstyle)
+        key = {column: row[column] for column in self._key}
+        text = f"SELECT {words.quote(self._fence)} FROM {words.table(self.name)} WHERE {words.pairs(key, ' AND ')}"
+        cursor = connection.cursor()
+        try:
+            cursor.execute(text, tuple(key.values()))
+            return cursor.fetchone()
+        finally:
+            cursor.close()
+
+    def _describe(self, row: Mapping[str, Any]) -> str:
+        return f"{self.name} {', '.join(f'{column}={row[column]!r}' for column in self._key)}"
+
+
+class _Words:
+    """How names and parameters are written for a driver of that paramstyle."""
+
+    def __init__(self, paramstyle: str) -> None:
+        if paramstyle not in _MARKS:
+            raise Unsupported(f"paramstyle {paramstyle!r}", f"use a driver with one of {', '.join(_MARKS)}")
+        self.mark = _MARKS[paramstyle]
+
+    def quote(self, name: str) -> str:
+        if not name or "\0" in name:
+            raise InvalidConfig(f"{name!r} as the name of a table or column", "give it as the database stores it")
+        quoted = '"' + name.replace('"', '""') + '"'
+        return quoted if self.mark == "?" else quoted.replace("%", "%%")
+
+    def table(self, name: str) -> str:
+        return ".".join(map(self.quote, name.split(".")))
+
+    def pairs(self, columns: Iterable[str], between: str) -> str:
+        return between.join(f"{self.quote(column)} = {self.mark}" for column in columns)
+
+
+def _count(connection: Any, statement: Statement) -> int:
+    """Execute it; how many rows it has written."""
+    cursor = connection.cursor()
+    try:
+        cursor.execute(statement.text, statement.values)
+        count: int = cursor.rowcount
+    finally:
+        cursor.close()
+    if count < 0:
+        raise Unsupported("a driver that does not count rows", "roll back: nobody can say whether this was written")
+    return count
+
+
+def _stands_alone(connection: Any) -> bool:
+    """Whether no transaction is open after a statement, as far as the drivers that we know tell it."""
+    if isinstance(open_now := getattr(connection, "in_transaction", None), bool):  # sqlite3
+        return not open_now
+    return getattr(getattr(connection, "info", None), "transaction_status", None) == 0  # psycopg: idle
+
+
+def _style_of(connection: Any) -> str:
+    """The paramstyle of the module that the connection's class, or one that it is derived from, comes from."""
+    for kind in type(connection).__mro__:
+        module = sys.modules.get(kind.__module__.partition(".")[0])
+        style = getattr(module, "paramstyle", None)
+        if isinstance(style, str):
+            return style
+    raise InvalidConfig(f"a connection of type {type(connection).__name__}", "say what its driver takes (paramstyle=)")

@@ -1,0 +1,89 @@
+"""What a write carries, so that what it writes to can tell a stale holder from the present one.
+
+A lock alone cannot keep a stopped holder from writing after it wakes: no check on its side helps, for it can be stopped
+between the check and the write. So the resource decides, by one rule, in one step with the write:
+
+    it keeps the fence and the holder of the last write, and takes the next one if its fence is greater,
+    or if it is equal and the holder is the same.
+
+Fences rise from grant to grant, so whoever comes with a lower one has been succeeded. Equal fences of two holders
+happen only where a server has lost its memory and its clock stood behind; then the first to write wins and the other
+is refused, rather than both being taken in turn.
+
+The holder is not the token, which is a capability that ends up in no record. It is the readable part of the token
+and a digest of the whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Final
+
+from holdfast.errors import InvalidConfig, StaleFence, Unsupported
+from holdfast.lease import BaseLease
+
+__all__ = ["Stamp", "stamp"]
+
+MAX_FENCE: Final = 2**53  # up to here Lua and JSON count exactly
+MAX_HOLDER: Final = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """Lock, fence and holder of a write. A plain value: send it along to whoever does the writing."""
+
+    name: str
+    fence: int
+    holder: str
+
+    def __post_init__(self) -> None:
+        if type(self.fence) is not int or not 0 < self.fence < MAX_FENCE:
+            raise InvalidConfig(f"fence {self.fence!r}", "a fence is an int above 0 and below 2**53, as lease.fence is")
+        holder = self.holder
+        if not (
+            isinstance(holder, str) and 0 < len(holder) <= MAX_HOLDER and holder.isascii() and holder.isprintable()
+        ):
+            raise InvalidConfig(f"holder {holder!r:.60}", f"a holder is printable ASCII, at most {MAX_HOLDER} long")
+
+    def check(self, resource: str, stored: tuple[int, str] | None) -> None:
+        """Raise StaleFence if whoever wrote last has succeeded us. Only where nobody can write at the same time."""
+        if stored and (stored[0] > self.fence or (stored[0] == self.fence and stored[1] != self.holder)):
+            raise self.refusal(resource, stored[0])
+
+    def refusal(self, resource: str, stored: int | None) -> StaleFence:
+        return StaleFence(self.name, self.fence, stored, resource)
+
+
+def stamp(lease: BaseLease | Stamp, *, name: str | None = None) -> Stamp:
+    """The stamp of a lease that is still held, as far as this process knows (LeaseLost, NotHeld if it is not).
+
+    A lease on several names has a fence for each: ``name`` says which of them guards what is written. A stamp is
+    taken as it is, because what it says was true when it was made.
+    """
+    if isinstance(lease, Stamp):
+        return lease
+    fences: Mapping[str, int] = getattr(lease, "fences", None) or {lease.name: lease.fence}
+    if name is None:
+        if len(fences) > 1:
+            raise InvalidConfig(
+                f"a lease on {len(fences)} names",
+                "each has a fence of its own: say which name guards what is written (name=)",
+            )
+        (name,) = fences
+    if name not in fences:
+        raise InvalidConfig(f"name={name!r}", f"the lease is on {', '.join(map(repr, fences))}")
+    fence: int | None = fences[name]
+    if fence is None:
+        raise Unsupported(
+            f"a guarded write under the recipe {name!r}", "a lock of history has no fence; use client.lock instead"
+        )
+    lease.check()
+    return Stamp(name, fence, _holder_of(lease.token))
+
+
+def _holder_of(token: str) -> str:
+    readable = token.rpartition(".")[0][: MAX_HOLDER - 33]
+    digest = sha256(token.encode()).hexdigest()[:32]
+    return f"{readable}.{digest}" if readable else digest
