@@ -11,6 +11,7 @@ Only a forgotten script is forgotten for everybody, who then sends it again. Bel
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
@@ -34,6 +35,8 @@ TIMEOUT: Final = 5.0
 PARTING: Final = 1.0  # so long is waited for a server that has failed already, to take its keys away
 LATE: Final = 0.002  # so much longer than it says is waited, so that what is due then is over on the server, too
 SLACK_US: Final = 1_000_000  # as steps take some time here, a ttl is shorter than in the search, but less than by that
+
+_LUA: Final = threading.Lock()  # of which a process has one: traces on several servers at once take turns in it
 
 # One step, so that what is left of a key is what is left of it at that time.
 _LOOK: Final = """
@@ -74,7 +77,8 @@ class RealServer(Server):
         except BaseException:
             self._engine.close()
             raise
-        super().__init__(Store(int(seconds) * 1_000_000 + int(micros) // 1000 * 1000), key.encode())
+        with _LUA:
+            super().__init__(Store(int(seconds) * 1_000_000 + int(micros) // 1000 * 1000), key.encode())
         self._names.append(key)
         self._now = self.first
         self._dumps[self.first] = {}
@@ -84,7 +88,7 @@ class RealServer(Server):
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
         try:
-            self._ask("DEL", *self._names, timeout=PARTING if kind else TIMEOUT)
+            self._ask("DEL", *self._names, timeout=PARTING if kind else None)
         except HoldfastError:
             if kind is None:
                 raise
@@ -103,14 +107,14 @@ class RealServer(Server):
         except Exception as error:  # an ear is redis-py's, which raises whatever it likes
             raise _ours(connect_failure(error, self._target.address, TIMEOUT)) from error
 
-    def _ask(self, *words: str | int, timeout: float = TIMEOUT) -> Any:
-        return self._try(lambda: self._engine.call(Command(words), timeout))
+    def _ask(self, *words: str | int, timeout: float | None = None) -> Any:
+        return self._try(lambda: self._engine.call(Command(words), timeout or TIMEOUT))
 
     def _keys_like(self, key: str) -> list[bytes]:
         found: list[bytes] = []
         cursor = "0"
         while True:
-            raw, keys = self._ask("SCAN", cursor, "MATCH", f"{key}:hf*", "COUNT", 1000)
+            raw, keys = self._ask("SCAN", cursor, "MATCH", f"{key}:hf[0-9]:*", "COUNT", 1000)
             found += keys
             cursor = raw.decode()
             if cursor == "0":
@@ -161,7 +165,8 @@ class RealServer(Server):
         return self._look(meant)
 
     def execute(self, store_mark: int, request: Request, channel: str) -> Done:
-        meant = super().execute(store_mark, request, channel)
+        with _LUA:
+            meant = super().execute(store_mark, request, channel)
         if request.listens:
             self._listen(channel)
             self._note(channel, "SUBSCRIBE", "OK")
