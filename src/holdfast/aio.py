@@ -18,9 +18,10 @@ from holdfast.options import Options, client_terms, patience, seconds
 from holdfast.protocol.entries import Entry, Policy, Serializer
 from holdfast.protocol.lock import BaseLock, BaseLost, extend_lease, release_lease, wait_until_lost
 from holdfast.protocol.recipes.base import BaseRecipe, FencelessLease, refuse_to_extend, release_turn
+from holdfast.protocol.rlock import BaseRLock, ReentrantLease, release_level
 from holdfast.protocol.stampede import ask, forget
 
-__all__ = ["Client", "Lease", "Lock", "Lost", "Recipe", "RecipeLease", "connect", "lock"]
+__all__ = ["Client", "Lease", "Lock", "Lost", "RLease", "RLock", "Recipe", "RecipeLease", "connect", "lock"]
 
 
 class _Done:
@@ -93,6 +94,22 @@ class Lock(BaseLock[Lease]):
     ) -> Awaitable[None]:
         rest = self._leave(error)
         return _DONE if rest is None else self._driver.run(rest)
+
+
+class RLease(ReentrantLease, Lease):
+    """A hold on a reentrant lock."""
+
+    __slots__ = ()
+
+    async def release(self) -> None:
+        """Give it back once, of as many times as it was taken. NotHeld if another task has it."""
+        await self._driver.run(release_level(self))
+
+
+class RLock(BaseRLock[Lease], Lock):
+    """A lock that its holder may take again, used like threading.RLock; by task and name, not by object."""
+
+    __slots__ = ()
 
 
 class RecipeLease(FencelessLease, Lease):
@@ -277,6 +294,25 @@ class Client(BaseClient):
             return update_wrapper(call, function)
 
         return decorate
+
+    def rlock(
+        self,
+        name: str,
+        *,
+        ttl: float = 30.0,
+        wait: float | None = None,
+        renew: bool = True,
+        max_hold: float | None = None,
+        on_lost: Callable[[Lease], object] | str | None = None,
+        label: str = "",
+        cohort: int = 64,
+    ) -> RLock:
+        """A reentrant lock of that name: the task that has it may take it again, and gives it back as often.
+
+        The options are those of ``lock``. Who takes it again gets the same lease, on the terms of the first time.
+        """
+        keys, terms = self._ask((name,), (ttl, wait, renew, max_hold, on_lost, label, cohort))
+        return RLock(self._driver, keys, terms, RLease, self._owned)
 
     def recipe(self, name: str, key: str, **options: Any) -> Lock:
         """A lock of history, word for word as it is still deployed. docs/recipes.md has their options and their pits.

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from functools import lru_cache, update_wrapper
 from typing import Any, Final
+from weakref import WeakValueDictionary
 
 from holdfast.errors import InvalidConfig, InvalidName, UnsafeRecipeWarning, Unsupported
 from holdfast.lease import Terms
@@ -16,6 +17,7 @@ from holdfast.options import seconds, terms_of
 from holdfast.protocol.entries import Entry, Json, Policy, Serializer, entry_of
 from holdfast.protocol.flights import Desk
 from holdfast.protocol.recipes import FENCED, RECIPES, make
+from holdfast.protocol.rlock import Owned
 from holdfast.protocol.templates import Template, is_coroutine_function
 
 __all__ = ["FENCED", "BaseClient", "exclusive_wait", "fenced_options", "refuse_coroutine"]
@@ -107,6 +109,7 @@ class BaseClient:
         self._shared = shared
         self._desk = Desk(driver)
         self._recent: tuple[tuple[Any, ...], list[type], Terms] = (), [], shared
+        self._owned: Owned = WeakValueDictionary()  # reentrant locks, by who has them
 
     def _ask(self, names: tuple[str, ...], asked: tuple[Any, ...]) -> tuple[Keys, Terms]:
         """The keys and the terms of a lock, checked; what is asked for comes in the order of OPTIONS."""

@@ -211,13 +211,13 @@ class _Awaited:
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._inner, name)
-        if name in ("acquire", "release", "locked", "extend", "wait"):
+        if name in ("acquire", "release", "locked", "extend", "wait", "hand_over", "adopt"):
 
             async def method(*args: Any, **options: Any) -> Any:
                 return _wrap(value(*args, **options))
 
             return method
-        if name == "lock":
+        if name in ("lock", "rlock"):
             return lambda *args, **options: _Awaited(value(*args, **options))
         return _wrap(value)
 

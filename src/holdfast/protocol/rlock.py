@@ -1,0 +1,191 @@
+"""The reentrant lock: whoever holds it may take it again, and has to give it back as often.
+
+Invariant. A lease of a reentrant lock has one owner, a thread or an asyncio task, and a depth: how often its owner has
+taken it and not yet given it back. Only its owner makes it deeper; the server knows nothing of depths, and sees one
+acquire before the first and one release after the last. So all that is promised of the mutex holds here as it is.
+
+Who owns what is kept by client, name and owner, not by object: locks are known by their names, and a function that
+takes the lock "a" again should not need the object of its caller. Each taking gives the same lease. The terms (ttl,
+max_hold, on_lost) are those of the first.
+
+A lost lease stays its owner's until it was given back as often as it was taken: to take it once more raises LeaseLost,
+and so does each release, for the sooner the guarded work stops the better. In a forked child nothing is owned.
+
+Atomic: a depth is changed by its owner alone, by assignments that may be done twice, so an interrupt between any two
+bytecodes finds it as it was or as it will be.
+
+Why not count on the server? It would put a hash in the key, which no other library understands, and a lost reply
+to one more acquire could be counted twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any, TypeVar, cast
+from weakref import WeakValueDictionary
+
+from holdfast.errors import AcquireTimeout, LeaseLost, NotHeld
+from holdfast.lease import ENDED, BaseLease, Hold, Terms
+from holdfast.names import Keys
+from holdfast.protocol.effects import STOPPED, Effects, attach, caller, clock, detach
+from holdfast.protocol.lock import BaseLock, release_lease
+
+__all__ = ["BaseRLock", "Owned", "ReentrantLease", "release_level"]
+
+L = TypeVar("L", bound=BaseLease)
+
+
+class ReentrantLease(BaseLease):
+    """A hold on a reentrant lock, the same for each time that its owner has taken it."""
+
+    __slots__ = ("_depth", "_owner")
+
+    def __init__(self, driver: Any, hold: Hold) -> None:
+        super().__init__(driver, hold)
+        self._depth = 1
+        self._owner: Hashable = None
+
+
+# By key and owner. Weak, because a lease that is only remembered here was dropped by everybody else.
+Owned = WeakValueDictionary[tuple[str, Hashable], ReentrantLease]
+
+
+class BaseRLock(BaseLock[L]):
+    """One reentrant lock, asked for on given terms. Its lease class is a ReentrantLease."""
+
+    __slots__ = ("_owned",)
+
+    def __init__(self, driver: Any, keys: Keys, terms: Terms, lease_class: type[L], owned: Owned) -> None:
+        self._owned = owned
+        super().__init__(driver, keys, terms, lease_class)
+
+    def _find(self, me: Hashable) -> ReentrantLease | None:
+        """What this owner has, through whichever object; it may be lost."""
+        lease = self._owned.get((self._keys.main, me))
+        return None if lease is None or lease._hold.phase is ENDED else lease
+
+    def _acquire(self, patience: float | None) -> Effects[L | None]:
+        me = yield from caller()
+        mine = self._find(me)
+        if mine is not None and mine._hold.mine:
+            return cast(L, (yield from self._deepen(mine)))
+        lease = yield from super()._acquire(patience)
+        if lease is not None:
+            taken = cast(ReentrantLease, lease)
+            try:
+                taken._owner = me
+                self._owned[self._keys.main, me] = taken
+            except STOPPED:  # a signal handler struck here: nobody will have it
+                yield from release_lease(lease)
+                raise
+        return lease
+
+    def _deepen(self, lease: ReentrantLease) -> Effects[ReentrantLease]:
+        hold, depth = lease._hold, lease._depth
+        if reason := hold.why_lost((yield from clock())):
+            raise LeaseLost(hold.name, hold.fence, reason)
+        try:
+            lease._depth = depth + 1
+            self._lease = cast(L, lease)
+        except STOPPED:
+            lease._depth = depth
+            raise
+        return lease
+
+    def _release(self) -> Effects[None]:
+        lease = self._find((yield from caller()))
+        if lease is None:
+            raise NotHeld(self.name)
+        yield from release_level(lease)
+
+    def _enter(self) -> Effects[L]:
+        lease = yield from self._acquire(self._terms.wait)
+        if lease is None:
+            raise AcquireTimeout(self.name, self._terms.wait or 0.0, self._why_not((yield from clock())))
+        taken = cast(ReentrantLease, lease)
+        hold = taken._hold
+        try:
+            # One body is told of the loss: the outermost, whose inner ones are cancelled with it.
+            if self._terms.on_lost in (None, "cancel") and (taken._depth == 1 or hold.notify is None):
+                me, block = yield from attach(hold)
+            else:
+                me, block = (yield from caller()), None
+            self._entered.append((me, lease, block))
+        except STOPPED:  # interrupted on the threshold: the body will not run, so nobody else would release it
+            yield from _give_back(taken)
+            raise
+        return lease
+
+    def _why_not(self, now: float) -> str:
+        if self._lease is not None and self._lease._hold.why_lost(now):
+            return "the last lease of this RLock object was lost. Its owner has to call release(), which says so"
+        return ""
+
+    def _leave(self, error: BaseException | None) -> Effects[None] | None:
+        if len(self._entered) == 1 and cast(ReentrantLease, self._entered[0][1])._depth == 1:
+            return super()._leave(error)
+        return self._leave_level(error)
+
+    def _leave_level(self, error: BaseException | None) -> Effects[None]:
+        """Leave one of several blocks; where it is the last one after all, as any lock is left."""
+        struck: BaseException | None = None
+        try:
+            me = yield from caller()
+        except STOPPED as interrupt:  # before anything was done, which nobody else would do
+            struck = interrupt
+            me = yield from caller()
+        entered = self._find_entered(me)
+        lease, block = cast(ReentrantLease, entered[1]), entered[2]
+        hold, depth = lease._hold, lease._depth
+        if depth <= 1:
+            yield from self._leave_in_order(error, struck)
+            return
+        try:
+            lease._depth = depth - 1
+            if struck is not None:
+                raise struck
+            left_with, cut_short = error, False
+            if block is not None:
+                left_with, cut_short = yield from detach(hold, block, error)
+            if left_with is not None:
+                if left_with is not error:  # cancelled by somebody else on the way out
+                    raise left_with
+                return
+            reason = hold.why_lost((yield from clock())) or (hold.reason if cut_short else "")
+            if reason:
+                raise LeaseLost(hold.name, hold.fence, reason)
+        except STOPPED:
+            lease._depth = depth - 1
+            raise
+        finally:
+            try:
+                self._entered.remove(entered)
+            except ValueError:
+                pass  # an interrupt has brought us here twice
+
+    def __repr__(self) -> str:
+        lease = cast("ReentrantLease | None", self._lease)
+        taken = self._gate or (lease is not None and lease._hold.phase is not ENDED)
+        state = "locked" if taken else "unlocked"
+        return f"<{state} {type(self).__module__}.RLock object {self.name!r} at {id(self):#x}>"
+
+
+def release_level(lease: ReentrantLease) -> Effects[None]:
+    """Give it back once. NotHeld if the caller does not own it, LeaseLost if it was lost before."""
+    me = yield from caller()
+    hold = lease._hold
+    if not hold.mine:
+        raise LeaseLost(hold.name, hold.fence, hold.reason)
+    if lease._owner != me or hold.phase is ENDED:
+        raise NotHeld(hold.name)
+    yield from _give_back(lease)
+
+
+def _give_back(lease: ReentrantLease) -> Effects[None]:
+    hold, depth = lease._hold, lease._depth
+    lease._depth = depth - 1
+    if depth > 1:
+        if reason := hold.why_lost((yield from clock())):
+            raise LeaseLost(hold.name, hold.fence, reason)
+        return
+    yield from release_lease(lease)
