@@ -24,12 +24,10 @@ __all__ = ["Desk", "Flight", "Seat", "fly_alone"]
 class Seat:
     """One caller."""
 
-    __slots__ = ("answer", "bell", "flight", "left", "started", "until", "who")
+    __slots__ = ("answer", "bell", "flight", "left", "who")
 
-    def __init__(self, who: Hashable, started: float, until: float) -> None:
+    def __init__(self, who: Hashable) -> None:
         self.who = who  # the thread or the task
-        self.started = started
-        self.until = until  # when its patience ends
         self.bell: Bell | None = None  # whoever asks for the others needs none
         self.answer: Any = None
         self.left = False
@@ -112,9 +110,9 @@ def wake(flight: Flight) -> None:
             return
 
 
-def fly_alone(key: str, other: Seat) -> Seat:
-    """A seat for the same caller in a flight that nobody else can join."""
-    seat = Seat(other.who, other.started, other.until)
+def fly_alone(key: str, who: Hashable) -> Seat:
+    """A seat in a flight that nobody else can join."""
+    seat = Seat(who)
     seat.flight = Flight(key)
     seat.flight.seats.append(seat)
     seat.flight.pilot[None] = seat

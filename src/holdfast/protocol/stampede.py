@@ -28,7 +28,7 @@ one bell will do.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from zlib import crc32
 
 from holdfast.errors import ComputeTimeout, InvalidConfig, NotAcquired
@@ -69,11 +69,18 @@ _NEVER: Final = float("inf")
 _LONGEST_POLL: Final = 0.1  # where no bell can be heard
 
 
+class Patience(NamedTuple):
+    """Since when a caller waits, and until when it will."""
+
+    started: float
+    until: float
+
+
 def ask(desk: Desk, entry: Entry, policy: Policy) -> Effects[Turn]:
     """Look for the value, alone or together with others of this process; wait for it if somebody is computing it."""
     now = yield from clock()
-    patience = policy.terms.wait
-    seat = Seat((yield from caller()), now, _NEVER if patience is None else now + patience)
+    patience = Patience(now, _NEVER if policy.terms.wait is None else now + policy.terms.wait)
+    seat = Seat((yield from caller()))
     turn: Turn | None = None
     try:
         desk.join(entry.shared[0], seat)
@@ -83,7 +90,7 @@ def ask(desk: Desk, entry: Entry, policy: Policy) -> Effects[Turn]:
             if flight.over:  # whoever has ended it was interrupted before it saw us
                 desk.join(entry.shared[0], seat)
             elif pilot is seat:
-                turn = yield from _look(desk, entry, policy, seat)
+                turn = yield from _look(desk, entry, policy, seat, patience)
                 return turn
             elif pilot.left:
                 desk.land(flight)
@@ -91,13 +98,13 @@ def ask(desk: Desk, entry: Entry, policy: Policy) -> Effects[Turn]:
                 raise InvalidConfig(
                     f"get_or_compute({entry.name!r})", "its own computation asks for it, and would wait for itself"
                 )
-            elif now >= seat.until:  # its patience is over, and it has one look of its own
+            elif now >= patience.until:  # its patience is over, and it has one look of its own
                 desk.leave(seat)
-                seat = fly_alone(entry.shared[0], seat)
+                seat = fly_alone(entry.shared[0], seat.who)
             elif seat.bell is None:
                 seat.bell = desk.driver.board.new_bell()  # and see once more: it may have been just before
             else:
-                now = yield from wait(seat.bell, min(seat.until, now + mutex.REFRESH))
+                now = yield from wait(seat.bell, min(patience.until, now + mutex.REFRESH))
         return Turn(desk, entry, policy, seat.answer)
     finally:
         if turn is None or turn._seat is None:
@@ -107,10 +114,9 @@ def ask(desk: Desk, entry: Entry, policy: Policy) -> Effects[Turn]:
 class Search:
     """A look at the server, repeated until something comes of it."""
 
-    def __init__(self, entry: Entry, policy: Policy, hold: Hold, seat: Seat) -> None:
+    def __init__(self, entry: Entry, policy: Policy, hold: Hold, patience: Patience) -> None:
         self.hold = hold
-        self.started = seat.started
-        self.until = seat.until
+        self.started, self.until = patience
         self.asked_at = 0.0
         self.attempt = 0
         self.failing_since: float | None = None
@@ -131,7 +137,7 @@ class Search:
         return max(mutex.SHORTEST_CALL, min(longest, left)) if left > 0 else longest
 
 
-def _look(desk: Desk, entry: Entry, policy: Policy, seat: Seat) -> Effects[Turn]:
+def _look(desk: Desk, entry: Entry, policy: Policy, seat: Seat, patience: Patience) -> Effects[Turn]:
     """Ask the server, until there is something for this flight."""
     driver = desk.driver
     board = driver.board
@@ -139,7 +145,7 @@ def _look(desk: Desk, entry: Entry, policy: Policy, seat: Seat) -> Effects[Turn]
     gate.cohorts = driver.cohorts
     hold = Hold(entry.claim, policy.terms, gate)
     hold.token = yield from new_token(policy.terms.label)
-    search = Search(entry, policy, hold, seat)
+    search = Search(entry, policy, hold, patience)
     try:
         while True:
             search.channel = board.enlist(hold) or (mutex.MUTE if search.deaf else "")

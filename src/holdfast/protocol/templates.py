@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from string import Formatter
 from typing import Any, Final, NamedTuple
 
@@ -52,27 +52,29 @@ class Template:
         self._said = f"{use}({pattern!r:.80})"
         _refuse_generators(self._said, function)
         self._signature = inspect.signature(function)
-        self._fields = [*self._parse()]
+        self._fields = self._parse()
         literal = "".join(field.text for field in self._fields)
         separators = {char for char in literal if not char.isalnum() and char != "_"}
         self._unsafe = re.compile(rf"[%:{{}}\s\x00-\x1f\x7f{re.escape(''.join(sorted(separators)))}]")
 
-    def _parse(self) -> Iterable[Field]:
+    def _parse(self) -> list[Field]:
         if not isinstance(self.pattern, str) or not self.pattern:
             raise InvalidConfig(self._said, "give a name, with {fields} for the arguments that it depends on")
         try:
             parsed = list(_FORMATTER.parse(self.pattern))
         except ValueError as error:
             raise InvalidConfig(self._said, f"{error}. A brace that is no field is written twice") from None
+        fields: list[Field] = []
         for number, (text, path, spec, conversion) in enumerate(parsed):
             if path is None:
-                yield Field(text)
+                fields.append(Field(text))
                 continue
             if number and not text:
                 raise InvalidConfig(self._said, "put something between two fields, or they run into each other")
             if "{" in (spec or ""):
                 raise InvalidConfig(self._said, "a field within a field is too much for a name")
-            yield Field(text, path, self._parameter(path), conversion, spec or "")
+            fields.append(Field(text, path, self._parameter(path), conversion, spec or ""))
+        return fields
 
     def _parameter(self, path: str) -> str:
         root = re.split(r"[.\[]", path, maxsplit=1)[0]
