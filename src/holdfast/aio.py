@@ -106,7 +106,7 @@ class RLease(ReentrantLease, Lease):
         await self._driver.run(release_level(self))
 
 
-class RLock(BaseRLock[Lease], Lock):
+class RLock(BaseRLock[RLease], Lock):
     """A lock that its holder may take again, used like threading.RLock; by task and name, not by object."""
 
     __slots__ = ()

@@ -94,7 +94,7 @@ class RLease(ReentrantLease, Lease):
         self._driver.run(release_level(self))
 
 
-class RLock(BaseRLock[Lease], Lock):
+class RLock(BaseRLock[RLease], Lock):
     """A lock that its holder may take again, used like threading.RLock; by thread and name, not by object."""
 
     __slots__ = ()

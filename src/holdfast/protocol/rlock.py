@@ -21,7 +21,7 @@ to one more acquire could be counted twice.
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 from holdfast.errors import AcquireTimeout, LeaseLost, NotHeld
@@ -31,8 +31,6 @@ from holdfast.protocol.effects import STOPPED, Effects, attach, caller, clock, d
 from holdfast.protocol.lock import BaseLock, release_lease
 
 __all__ = ["BaseRLock", "Owned", "ReentrantLease", "release_level"]
-
-L = TypeVar("L", bound=BaseLease)
 
 
 class ReentrantLease(BaseLease):
@@ -46,12 +44,13 @@ class ReentrantLease(BaseLease):
         self._owner: Hashable = None
 
 
+L = TypeVar("L", bound=ReentrantLease)
 # By key and owner. Weak, because a lease that is only remembered here was dropped by everybody else.
-Owned = WeakValueDictionary[tuple[str, Hashable], ReentrantLease]
+Owned = WeakValueDictionary[tuple[str, Hashable], Any]
 
 
 class BaseRLock(BaseLock[L]):
-    """One reentrant lock, asked for on given terms. Its lease class is a ReentrantLease."""
+    """One reentrant lock, asked for on given terms."""
 
     __slots__ = ("_owned",)
 
@@ -59,38 +58,39 @@ class BaseRLock(BaseLock[L]):
         self._owned = owned
         super().__init__(driver, keys, terms, lease_class)
 
-    def _find(self, me: Hashable) -> ReentrantLease | None:
+    def _find(self, me: Hashable) -> L | None:
         """What this owner has, through whichever object; it may be lost."""
-        lease = self._owned.get((self._keys.main, me))
+        lease: L | None = self._owned.get((self._keys.main, me))
         return None if lease is None or lease._hold.phase is ENDED else lease
 
     def _acquire(self, patience: float | None) -> Effects[L | None]:
         me = yield from caller()
         mine = self._find(me)
-        if mine is not None and mine._hold.mine:
-            return cast(L, (yield from self._deepen(mine)))
-        lease = yield from super()._acquire(patience)
-        if lease is not None:
-            taken = cast(ReentrantLease, lease)
-            try:
-                taken._owner = me
-                self._owned[self._keys.main, me] = taken
-            except STOPPED:  # a signal handler struck here: nobody will have it
-                yield from release_lease(lease)
-                raise
-        return lease
-
-    def _deepen(self, lease: ReentrantLease) -> Effects[ReentrantLease]:
-        hold, depth = lease._hold, lease._depth
+        if mine is None or not mine._hold.mine:
+            return (yield from self._take(me, patience))
+        hold, depth = mine._hold, mine._depth
         if reason := hold.why_lost((yield from clock())):
             raise LeaseLost(hold.name, hold.fence, reason)
         try:
-            lease._depth = depth + 1
-            self._lease = cast(L, lease)
+            mine._depth = depth + 1
+            self._lease = mine
+            return mine
         except STOPPED:
-            lease._depth = depth
+            mine._depth = depth
             raise
-        return lease
+
+    def _take(self, me: Hashable, patience: float | None) -> Effects[L | None]:
+        """Take it for the first time."""
+        lease = yield from super()._acquire(patience)
+        try:
+            if lease is not None:
+                lease._owner = me
+                self._owned[self._keys.main, me] = lease
+            return lease
+        except STOPPED:  # a signal handler struck here: nobody will have it
+            if lease is not None:
+                yield from release_lease(lease)
+            raise
 
     def _release(self) -> Effects[None]:
         lease = self._find((yield from caller()))
@@ -100,21 +100,25 @@ class BaseRLock(BaseLock[L]):
 
     def _enter(self) -> Effects[L]:
         lease = yield from self._acquire(self._terms.wait)
-        if lease is None:
-            raise AcquireTimeout(self.name, self._terms.wait or 0.0, self._why_not((yield from clock())))
-        taken = cast(ReentrantLease, lease)
-        hold = taken._hold
+        entry = None
         try:
+            if lease is None:
+                raise AcquireTimeout(self.name, self._terms.wait or 0.0, self._why_not((yield from clock())))
+            hold = lease._hold
             # One body is told of the loss: the outermost, whose inner ones are cancelled with it.
-            if self._terms.on_lost in (None, "cancel") and (taken._depth == 1 or hold.notify is None):
+            if self._terms.on_lost in (None, "cancel") and (lease._depth == 1 or hold.notify is None):
                 me, block = yield from attach(hold)
             else:
                 me, block = (yield from caller()), None
-            self._entered.append((me, lease, block))
+            entry = me, lease, block
+            self._entered.append(entry)
+            return lease
         except STOPPED:  # interrupted on the threshold: the body will not run, so nobody else would release it
-            yield from _give_back(taken)
+            if entry is not None and self._entered and self._entered[-1] is entry:
+                self._entered.pop()
+            if lease is not None:
+                yield from _give_back(lease)
             raise
-        return lease
 
     def _why_not(self, now: float) -> str:
         if self._lease is not None and self._lease._hold.why_lost(now):
@@ -122,7 +126,7 @@ class BaseRLock(BaseLock[L]):
         return ""
 
     def _leave(self, error: BaseException | None) -> Effects[None] | None:
-        if len(self._entered) == 1 and cast(ReentrantLease, self._entered[0][1])._depth == 1:
+        if len(self._entered) == 1 and self._entered[0][1]._depth == 1:
             return super()._leave(error)
         return self._leave_level(error)
 
@@ -130,12 +134,13 @@ class BaseRLock(BaseLock[L]):
         """Leave one of several blocks; where it is the last one after all, as any lock is left."""
         struck: BaseException | None = None
         try:
-            me = yield from caller()
+            entered = self._find_entered((yield from caller()))
+        except NotHeld:
+            raise
         except STOPPED as interrupt:  # before anything was done, which nobody else would do
             struck = interrupt
-            me = yield from caller()
-        entered = self._find_entered(me)
-        lease, block = cast(ReentrantLease, entered[1]), entered[2]
+            entered = self._find_entered((yield from caller()))
+        _, lease, block = entered
         hold, depth = lease._hold, lease._depth
         if depth <= 1:
             yield from self._leave_in_order(error, struck)
@@ -164,8 +169,7 @@ class BaseRLock(BaseLock[L]):
                 pass  # an interrupt has brought us here twice
 
     def __repr__(self) -> str:
-        lease = cast("ReentrantLease | None", self._lease)
-        taken = self._gate or (lease is not None and lease._hold.phase is not ENDED)
+        taken = self._gate or (self._lease is not None and self._lease._hold.phase is not ENDED)
         state = "locked" if taken else "unlocked"
         return f"<{state} {type(self).__module__}.RLock object {self.name!r} at {id(self):#x}>"
 
