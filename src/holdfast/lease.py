@@ -23,6 +23,7 @@ from holdfast.names import Keys
 if TYPE_CHECKING:
     from holdfast.protocol.cohort import Gate
     from holdfast.protocol.effects import Bell
+    from holdfast.protocol.mutex import Kind
 
 __all__ = ["ENDED", "HELD", "LOST", "TRYING", "BaseLease", "Hold", "Terms", "Word", "drift"]
 
@@ -91,6 +92,7 @@ class Word(NamedTuple):
     at_us: int
     grace_ms: int
     heard_at: float  # on our own clock
+    slot: int = -1  # in which place of a room, if it is one
 
 
 class Hold:
@@ -99,6 +101,8 @@ class Hold:
     What most of them never need is left to the class, so that making one is quick.
     """
 
+    kind: Kind | None = None  # whose steps it takes, if not the mutex's
+    unheld: type[NotHeld] = NotHeld  # what is raised when it is given back once too often
     # While it waits.
     bell: Bell | None = None
     word: Word | None = None  # what the server's bell said last
@@ -111,6 +115,7 @@ class Hold:
     doubtful = False  # a step of it had an unknown outcome, and may still be on its way
     # While it is held.
     fence = 0
+    slot = -1  # which place of a room it has
     lasts = 0.0  # until when the server keeps it for us, at least; on our own clock
     deadline = 0.0  # what the holder may rely on: that, or max_hold
     ends = _NEVER  # where max_hold puts an end to it

@@ -6,7 +6,8 @@ one acquisition) or by key (somebody wrote it), never by order.
 
 A client has one listener, whatever the number of its waiters, and one channel, whose name nobody else can guess or
 would want to. A bell says ``token fence now_us grace_ms``: at that time of the server's clock the lock was written
-over to that token, for that long. A fence of 0 grants nothing: it says that in so many ms it is worth asking again.
+over to that token, for that long; of a room it also says which place. A fence of 0 grants nothing: it says that in so
+many ms it is worth asking again.
 
 Clocks. ``Hold.rung`` places the server's time on ours, by the last step that brought back both; see ``lease``.
 """
@@ -23,7 +24,7 @@ from holdfast.protocol.keepalive import Book
 
 __all__ = ["Switchboard"]
 
-_PARTS: Final = 4
+_PARTS: Final = (4, 5)
 
 
 class Switchboard:
@@ -57,13 +58,13 @@ class Switchboard:
     def deliver(self, message: bytes, now: float) -> None:
         """A bell was rung. Whatever makes no sense, or is for nobody here, is passed over."""
         parts = message.decode(errors="replace").split(" ")
-        if len(parts) != _PARTS:
+        if len(parts) not in _PARTS:
             return
         hold = self.waiting.get(parts[0])
         if hold is None:
             return
         try:
-            hold.word = Word(int(parts[1]), int(parts[2]), int(parts[3]), now)
+            hold.word = Word(int(parts[1]), int(parts[2]), int(parts[3]), now, *map(int, parts[4:]))
         except ValueError:
             return
         if hold.bell is not None:  # else it has not come to wait yet, and will look before it does

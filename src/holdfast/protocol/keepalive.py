@@ -193,7 +193,8 @@ def _renew(book: Book, todo: Round, now: float) -> Effects[None]:
         ttls = [asked_for(hold, asked_at) for hold in batch]
         for hold in batch:
             hold.look_at = float("inf")
-            book.watched[hold.keys.main] = hold
+            if hold.kind is None or hold.kind.watches:
+                book.watched[hold.keys.main] = hold
         steps = [mutex.renew_step(hold, ttl, watch=True) for hold, ttl in zip(batch, ttls, strict=True)]
         shortest = min((hold.terms.ttl for hold in batch), default=1.0)
         # Not beyond the deadline of any that is to be renewed, lest it is told late; but long enough for a round trip.

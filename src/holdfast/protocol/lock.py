@@ -100,6 +100,9 @@ class BaseLock(Generic[L]):
     def name(self) -> str:
         return self._keys.name
 
+    def _new_hold(self) -> Hold:
+        return Hold(self._keys, self._terms, self._gate)
+
     def _acquire(self, patience: float | None) -> Effects[L | None]:
         until = None if patience is None else (yield from clock()) + patience
         if self._life != self._driver.life:
@@ -109,7 +112,7 @@ class BaseLock(Generic[L]):
         driver: Driver = self._driver
         cohorts = driver.cohorts
         while True:
-            hold = Hold(self._keys, self._terms, self._gate)
+            hold = self._new_hold()
             try:
                 if not cohorts.sit_down(hold):
                     now = yield from cohorts.stand_in_line(hold, until)
@@ -284,7 +287,7 @@ def release_lease(lease: BaseLease, struck: BaseException | None = None) -> Effe
     if not hold.mine:
         raise LeaseLost(hold.name, hold.fence, hold.reason)
     if hold not in book.holds and struck is None:
-        raise NotHeld(hold.name)
+        raise hold.unheld(hold.name)
     ours = True
     try:
         if struck is not None:
@@ -292,7 +295,7 @@ def release_lease(lease: BaseLease, struck: BaseException | None = None) -> Effe
         now = yield from clock()
         ours = book.leave(hold)
         if not ours:  # two released it at once, and the other was first
-            raise NotHeld(hold.name)
+            raise hold.unheld(hold.name)
         heir = cohorts.first_in_line(hold) if cohorts.lines else None
         if heir is not None and wants_renewal(heir, hold, now):
             now = yield from _renew_for(heir, hold, now)
@@ -337,7 +340,7 @@ def _renew_for(heir: Hold, hold: Hold, now: float) -> Effects[float]:
 def extend_lease(lease: BaseLease, seconds: float) -> Effects[None]:
     hold = lease._hold
     if hold.phase is ENDED:
-        raise NotHeld(hold.name)
+        raise hold.unheld(hold.name)
     yield from mutex.extend(hold, seconds)
 
 

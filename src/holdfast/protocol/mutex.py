@@ -24,14 +24,13 @@ for another's; and it cannot bring a fence.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from holdfast.errors import (
     HoldfastError,
     InvalidConfig,
     LeaseLost,
     NotAcquired,
-    NotHeld,
     OutcomeUnknown,
     ServerSilent,
     Unavailable,
@@ -54,7 +53,7 @@ from holdfast.protocol.effects import (
 if TYPE_CHECKING:
     from holdfast.protocol.bells import Switchboard
 
-__all__ = ["abandon_step", "acquire", "extend", "is_settled", "release", "renew_step", "settle"]
+__all__ = ["Kind", "abandon_step", "acquire", "extend", "insist", "is_settled", "release", "renew_step", "settle"]
 
 GRACE: Final = 0.25  # how long a caller who is leaving stays to see the clean-up confirmed; then the keeper takes over
 SHORTEST_CALL: Final = 0.1  # even the last try before a deadline gets time for a round trip
@@ -62,6 +61,8 @@ TOMBSTONE_MS: Final = 60_000
 
 GONE: Final = "its key expired or was deleted"
 TAKEN: Final = "its key is now another holder's"
+
+OF_ANOTHER_KIND: Final = -2  # what an acquire answers where the name is a rwlock, say
 
 MUTE: Final = "-"  # the channel of a waiter whom no bell can reach
 REFRESH: Final = 0.5  # how often a waiter shows that it lives; twice missed, it loses its place
@@ -82,8 +83,25 @@ class Refusal(NamedTuple):
     first: bool
 
 
+class Kind(Protocol):
+    """Another kind of lock, which is acquired, kept and given back as the mutex is, by steps of its own.
+
+    They answer as the mutex's do; but a grant may also be a list, [1, the fence, the slot]. Where that kind is not
+    watched (``watches``), the loss of a key is found out by the next renewal.
+    """
+
+    watches: bool
+
+    def acquire_step(self, hold: Any, channel: str, watch: bool) -> Step: ...
+    def release_step(self, hold: Any) -> Step: ...
+    def abandon_step(self, hold: Any, stands_ms: int) -> Step: ...
+    def renew_step(self, hold: Any, ttl_ms: int, watch: bool) -> Step: ...
+
+
 def acquire_step(hold: Hold, channel: str = "", *, watch: bool = False) -> Step:
     """Take it, or (unless the channel is empty) a place in its queue."""
+    if hold.kind is not None:
+        return hold.kind.acquire_step(hold, channel, watch)
     keys, token = hold.keys, hold.token
     ttl, retention, fences, grace = hold.terms.said
     step: Step = _make(
@@ -94,6 +112,8 @@ def acquire_step(hold: Hold, channel: str = "", *, watch: bool = False) -> Step:
 
 
 def release_step(hold: Hold) -> Step:
+    if hold.kind is not None:
+        return hold.kind.release_step(hold)
     step: Step = _make(Step, ("release", hold.keys.shared, (hold.token,), False))
     return step
 
@@ -101,11 +121,16 @@ def release_step(hold: Hold) -> Step:
 def abandon_step(hold: Hold) -> Step:
     keys = hold.keys
     stands_ms = max(hold.terms.ttl_ms, TOMBSTONE_MS) if hold.doubtful else 0
+    if hold.kind is not None:
+        return hold.kind.abandon_step(hold, stands_ms)
     return Step("abandon", (*keys.shared, keys.tombstone(hold.token)), (hold.token, str(stands_ms)))
 
 
 def renew_step(hold: Hold, ttl: float, *, watch: bool = False) -> Step:
-    return Step("renew", (hold.keys.main,), (hold.token, str(max(1, round(ttl * 1000)))), watch)
+    ttl_ms = max(1, round(ttl * 1000))
+    if hold.kind is not None:
+        return hold.kind.renew_step(hold, ttl_ms, watch and hold.kind.watches)
+    return Step("renew", (hold.keys.main,), (hold.token, str(ttl_ms)), watch)
 
 
 def is_settled(hold: Hold) -> bool:
@@ -123,13 +148,14 @@ def acquire(hold: Hold, until: float | None, board: Switchboard) -> Effects[bool
     attempt = 0
     refusal: Refusal | None = None
     deaf = False  # we could not listen just now, and queue without a bell
+    watches = hold.kind is None or hold.kind.watches
     try:
         while True:
             failure = None
             channel = board.enlist(hold) if patient else ""
             if deaf:
                 channel = channel or MUTE
-            watch = refusal is not None and refusal.first and channel not in ("", MUTE)
+            watch = watches and refusal is not None and refusal.first and channel not in ("", MUTE)
             if watch:
                 board.watching[hold.keys.main] = hold
             step = acquire_step(hold, channel, watch=watch)
@@ -155,7 +181,7 @@ def acquire(hold: Hold, until: float | None, board: Switchboard) -> Effects[bool
                 deaf = not (yield from _arm(hold, board, until, now))
                 now = yield from clock()  # and ask again: it may have been freed before we could hear that
             else:
-                wakes_at = now + pause_for(hold, refusal, attempt, channel, watch)
+                wakes_at = now + pause_for(hold, refusal, attempt, channel, watch or not watches)
                 now = yield from _sleep(hold, board, wakes_at if until is None else min(wakes_at, until))
                 if hold.phase is HELD:
                     return True
@@ -221,6 +247,18 @@ def _ask(hold: Hold, step: Step, timeout: float, asked_at: float) -> Effects[Ref
         hold.grant(int(reply), asked_at)
         hold.doubtful = doubtful
         return None
+    if reply[0] == 1:
+        hold.queued = False
+        hold.slot = reply[2]
+        hold.grant(int(reply[1]), asked_at)
+        hold.doubtful = doubtful
+        return None
+    if reply[0] == OF_ANOTHER_KIND:
+        hold.doubtful = doubtful
+        raise Unsupported(
+            f"lock {hold.name!r}: it is in use as a {reply[1].decode()}",
+            "a name is one kind of lock at a time, so choose another name for this one",
+        )
     if reply[0] != 0:
         raise NotAcquired(hold.name, "this attempt was given up before its request arrived")
     hold.asked = asked_at, reply[2]
@@ -336,22 +374,33 @@ def _unreleased(hold: Hold, failed: StepFailed, sent: bool, now: float) -> Holdf
 
 def extend(hold: Hold, seconds: float) -> Effects[None]:
     """Make it last at least that long from now. It never gets shorter."""
-    started = now = yield from clock()
+    now = yield from clock()
     if now + seconds > hold.ends and not hold.why_lost(now):
         left = max(0.0, hold.ends - now)
         raise InvalidConfig(
             f"extend({seconds:g})",
             f"max_hold={hold.terms.max_hold:g} leaves {hold.name!r} only {left:.3g} s more",
         )
+    asked_at = yield from insist(hold, renew_step(hold, seconds))
+    hold.prolong(seconds, asked_at)
+    hold.claimed = True
+
+
+def insist(hold: Hold, step: Step) -> Effects[float]:
+    """Let the holder take that step, again and again until it was answered; when the request was sent that was.
+
+    It says 1 if the hold is still there, else the hold is lost.
+    """
+    started = now = yield from clock()
     attempt = 0
     while True:
         if reason := hold.why_lost(now):
             raise LeaseLost(hold.name, hold.fence, reason)
         if hold.phase is ENDED:  # released by somebody else in the meantime
-            raise NotHeld(hold.name)
+            raise hold.unheld(hold.name)
         try:
             was_doubtful, hold.doubtful = hold.doubtful, True
-            renewed = yield from call(renew_step(hold, seconds), hold.terms.resend_after)
+            found = yield from call(step, hold.terms.resend_after)
         except StepFailed as failed:
             hold.doubtful = was_doubtful or failed.sent
             attempt += 1
@@ -362,10 +411,8 @@ def extend(hold: Hold, seconds: float) -> Effects[None]:
             now = yield from clock()
             continue
         hold.doubtful = was_doubtful
-        if renewed == 1:
-            hold.prolong(seconds, now)
-            hold.claimed = True
-            return
-        if hold.lose(GONE if renewed == 0 else TAKEN):
+        if found == 1:
+            return now
+        if hold.lose(GONE if found == 0 else TAKEN):
             yield from tell(hold)
         now = yield from clock()
