@@ -10,7 +10,7 @@ import pytest
 import holdfast.aio
 import holdfast.blocking
 
-CLASSES = ["Client", "Lock", "Lease", "Lost", "RLease", "RLock", "Recipe", "RecipeLease"]
+CLASSES = ["Client", "Election", "Latch", "Lock", "Lease", "Lost", "RLease", "RLock", "Recipe", "RecipeLease", "Terms"]
 OTHER_NAME = {"close": "aclose", "__enter__": "__aenter__", "__exit__": "__aexit__"}
 SAID_DIFFERENTLY = {"on_lost"}  # under asyncio it may also be a word
 

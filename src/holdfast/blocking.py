@@ -14,14 +14,31 @@ from holdfast.engines.target import aim
 from holdfast.errors import AcquireTimeout, ServerSilent
 from holdfast.face import FENCED, BaseClient, exclusive_wait, fenced_options, refuse_coroutine
 from holdfast.lease import BaseLease
-from holdfast.options import Options, client_terms, patience, seconds
+from holdfast.options import Options, client_terms, patience, seconds, whole
+from holdfast.protocol.election import BaseElection, BaseTerms, Leader
 from holdfast.protocol.entries import Entry, Policy, Serializer
+from holdfast.protocol.latch import BaseLatch
 from holdfast.protocol.lock import BaseLock, BaseLost, extend_lease, release_lease, wait_until_lost
 from holdfast.protocol.recipes.base import BaseRecipe, FencelessLease, refuse_to_extend, release_turn
 from holdfast.protocol.rlock import BaseRLock, ReentrantLease, release_level
 from holdfast.protocol.stampede import ask, forget
 
-__all__ = ["Client", "Lease", "Lock", "Lost", "RLease", "RLock", "Recipe", "RecipeLease", "connect", "lock"]
+__all__ = [
+    "Client",
+    "Election",
+    "Latch",
+    "Leader",
+    "Lease",
+    "Lock",
+    "Lost",
+    "RLease",
+    "RLock",
+    "Recipe",
+    "RecipeLease",
+    "Terms",
+    "connect",
+    "lock",
+]
 
 
 class Lost(BaseLost):
@@ -98,6 +115,79 @@ class RLock(BaseRLock[RLease], Lock):
     """A lock that its holder may take again, used like threading.RLock; by thread and name, not by object."""
 
     __slots__ = ()
+
+
+class Latch(BaseLatch):
+    """A latch: it opens when it was counted down to nothing, and stays open."""
+
+    __slots__ = ()
+    _driver: Driver
+
+    def count_down(self, n: int = 1) -> int:
+        """Count it down; what is left then. At 0 it is open, and to count on changes nothing."""
+        return self._driver.run(self._count_down(whole("n", n, least=1)))
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until it is open, at most that long (None: for ever); whether it is."""
+        return self._driver.run(self._wait(None if timeout is None else seconds("timeout", timeout)))
+
+    def count(self) -> int:
+        """What is left, asked of the server."""
+        return self._driver.run(self._look())
+
+
+class Terms(BaseTerms[Lease]):
+    """Terms as leader, one after the other, for ever: a loop has the lease of each."""
+
+    __slots__ = ("_thread",)
+    _driver: Driver
+    _thread: int  # that iterates
+
+    def __iter__(self) -> Terms:
+        return self
+
+    def __next__(self) -> Lease:
+        self._thread = threading.get_ident()
+        return self._driver.run(self._begin())
+
+    def close(self) -> None:
+        """Step down, if it leads."""
+        self._driver.run(self._end())
+
+    def __del__(self) -> None:
+        # The loop was left. Collected by chance in whatever thread, that one must not be made to wait for a server.
+        try:
+            if self._lease is not None:
+                if self._thread == threading.get_ident():
+                    self.close()
+                else:
+                    self._drop()
+        except (AttributeError, TypeError):  # the interpreter is on its way out
+            pass
+
+
+class Election(BaseElection[Lease]):
+    """An election. This object is one candidate: it leads at most once at a time."""
+
+    __slots__ = ()
+    _driver: Driver
+    _lock: Lock
+
+    def lead(self) -> Lock:
+        """The lock whose holder leads: ``with election.lead() as lease``."""
+        return self._lock
+
+    def leader(self) -> Leader | None:
+        """Who leads, asked of the server; None if nobody does. One need not be a candidate to ask."""
+        return self._driver.run(self._leader())
+
+    def resign(self) -> None:
+        """Step down before the time, from whichever thread. NotHeld if this candidate does not lead."""
+        self._driver.run(self._lock._release())
+
+    def terms(self) -> Terms:
+        """Lead, again and again: ``for lease in election.terms()``. Each round campaigns, and ends a term."""
+        return Terms(self._driver, self._lock)
 
 
 class RecipeLease(FencelessLease, Lease):
@@ -294,6 +384,36 @@ class Client(BaseClient):
         """
         keys, terms = self._ask((name,), (ttl, wait, renew, max_hold, on_lost, label, cohort))
         return RLock(self._driver, keys, terms, RLease, self._owned)
+
+    def latch(self, name: str, count: int, *, retention: float = 3600.0) -> Latch:
+        """A latch of that name, which opens when it was counted down so many times.
+
+        count: how often; all who use the latch must say the same.
+        retention: seconds for which it is remembered after it has opened, and until then after it was last used.
+        """
+        latch: Latch = self._make_latch(Latch, name, count, retention)
+        return latch
+
+    def election(
+        self,
+        name: str,
+        *,
+        ttl: float = 30.0,
+        wait: float | None = None,
+        renew: bool = True,
+        max_hold: float | None = None,
+        on_lost: Callable[[Lease], object] | None = None,
+        label: str = "",
+    ) -> Election:
+        """An election of that name, in which one leads at a time: whoever holds the lock of that name.
+
+        The options are those of ``lock``: ``ttl`` is how long nobody may lead once a leader has fallen silent, ``wait``
+        how long one campaigns, ``max_hold`` how long a term may be, ``label`` what others see of the leader.
+        """
+        lock = self.lock(
+            name, ttl=ttl, wait=wait, renew=renew, max_hold=max_hold, on_lost=on_lost, label=label, cohort=0
+        )
+        return Election(self._driver, lock)
 
     def recipe(self, name: str, key: str, **options: Any) -> Lock:
         """A lock of history, word for word as it is still deployed. docs/recipes.md has their options and their pits.

@@ -13,9 +13,10 @@ from weakref import WeakValueDictionary
 from holdfast.errors import InvalidConfig, InvalidName, UnsafeRecipeWarning, Unsupported
 from holdfast.lease import Terms
 from holdfast.names import Keys, check_namespace, keys_of
-from holdfast.options import seconds, terms_of
+from holdfast.options import seconds, terms_of, whole
 from holdfast.protocol.entries import Entry, Json, Policy, Serializer, entry_of
 from holdfast.protocol.flights import Desk
+from holdfast.protocol.latch import Vigils
 from holdfast.protocol.recipes import FENCED, RECIPES, make
 from holdfast.protocol.rlock import Owned
 from holdfast.protocol.templates import Template, is_coroutine_function
@@ -108,6 +109,7 @@ class BaseClient:
         self._namespace = check_namespace(namespace)
         self._shared = shared
         self._desk = Desk(driver)
+        self._vigils: Vigils = {}  # latches that are waited for
         self._recent: tuple[tuple[Any, ...], list[type], Terms] = (), [], shared
         self._owned: Owned = WeakValueDictionary()  # reentrant locks, by who has them
 
@@ -127,6 +129,20 @@ class BaseClient:
             terms = terms_of(shared=self._shared, words=self._words, **dict(zip(OPTIONS, asked, strict=True)))
             self._recent = asked, [*map(type, asked)], terms
         return keys, terms
+
+    def _make_latch(self, latch_class: type[Any], name: str, count: int, retention: float) -> Any:
+        try:
+            keys = keys_of(name, self._namespace)
+        except TypeError:
+            raise InvalidName(name, f"a name is a str, not {type(name).__name__}") from None
+        return latch_class(
+            self._driver,
+            self._vigils,
+            keys,
+            count=whole("count", count),
+            retention=seconds("retention", retention, least=1.0),
+            terms=self._shared,
+        )
 
     def _policy(self, asked: tuple[Any, ...]) -> Policy:
         """The terms of a cached value, checked; what is asked for comes in the order of CACHE_OPTIONS."""

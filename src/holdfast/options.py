@@ -10,7 +10,7 @@ from typing import Any, Final, TypedDict
 from holdfast.errors import InvalidConfig
 from holdfast.lease import Terms
 
-__all__ = ["Options", "client_terms", "patience", "seconds", "terms_of"]
+__all__ = ["Options", "client_terms", "patience", "seconds", "terms_of", "whole"]
 
 SHORTEST_TTL: Final = 0.01
 LONGEST: Final = 366 * 86_400.0
@@ -93,9 +93,9 @@ def client_terms(*, timeout: float, fence_retention: float, cohort: int) -> Term
     )
 
 
-def whole(what: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= 1_000_000:
-        raise InvalidConfig(f"{what}={value!r}", "give a whole number from 0 to 1000000")
+def whole(what: str, value: Any, *, least: int = 0) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= 1_000_000:
+        raise InvalidConfig(f"{what}={_shown(value)}", f"give a whole number from {least} to 1000000")
     return value
 
 

@@ -1,0 +1,148 @@
+"""Elections: one of many leads, until it steps down or falls silent; then another does.
+
+Invariant. To lead is to hold the lock of the election's name. So everything that is true of a lease is true of a term:
+no two overlap, each has a greater fence than all before it, and a leader knows by its own clock that its term is over
+before the server can give the next one away.
+
+Atomic: the steps of the mutex, and the look at who leads, which writes nothing.
+
+Candidates of one process are no cohort: each queues on the server by itself. A leader stays for long, so nothing would
+be gained by passing the office on without the network; and what the server knows, one token and one fence, is then
+always what the leader has.
+
+Terms. ``terms()`` campaigns, hands the lease out, and gives it back when the loop comes round. A lost term ends as a
+term, and the loop goes on. A loop can be left without a word to us, by ``break`` or by an error in its body. So the
+lease is also given back when the last reference to the terms is gone; where nothing may be waited for, by the keeper.
+
+Clocks. Since when somebody leads is read off the fence, which is the server's time in microseconds, unless it had to be
+greater than that in order to rise.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Final, Generic, NamedTuple, TypeVar
+
+from holdfast.errors import AcquireTimeout, HoldfastError, LeaseLost, NotHeld
+from holdfast.lease import ENDED, BaseLease
+from holdfast.protocol.asking import insist, named
+from holdfast.protocol.effects import STOPPED, Effects, Step, StepFailed, clock
+from holdfast.protocol.lock import BaseLock, release_lease
+
+__all__ = ["BaseElection", "BaseTerms", "Leader", "leader_of"]
+
+L = TypeVar("L", bound=BaseLease)
+log = logging.getLogger("holdfast")
+
+_SECRET: Final = 22  # a token's random part has at least so many characters
+
+
+class Leader(NamedTuple):
+    """Who leads, as far as the server knows."""
+
+    host: str
+    pid: int | None
+    label: str
+    fence: int | None  # the last one given out; that of its lease, unless a plain lock of this name is what is held
+    since: float | None  # seconds since 1970, by the server's clock
+
+    def __str__(self) -> str:
+        return "-".join(part for part in (self.host, str(self.pid or ""), self.label) if part) or "somebody"
+
+
+def leader_of(token: bytes, fence: bytes | None) -> Leader:
+    """What may be shown of a token. That of another library has no readable part, and no fence."""
+    readable, _, secret = token.decode(errors="replace").rpartition(".")
+    if not readable or len(secret) < _SECRET or not secret.isalnum():
+        return Leader("", None, "", None, None)
+    host, _, rest = readable.partition("-")
+    pid, _, label = rest.partition("-")
+    if not pid.isdecimal():
+        pid, label = "", rest
+    number = int(fence) if fence is not None else None
+    return Leader(host, int(pid) if pid else None, label, number, None if number is None else number / 1e6)
+
+
+class BaseElection(Generic[L]):
+    """One election, in which this object is one candidate."""
+
+    __slots__ = ("_driver", "_lock")
+
+    def __init__(self, driver: Any, lock: BaseLock[L]) -> None:
+        self._driver = driver
+        self._lock = lock
+
+    @property
+    def name(self) -> str:
+        return self._lock.name
+
+    def _leader(self) -> Effects[Leader | None]:
+        try:
+            step = Step("election_leader", self._lock._keys.shared[:2], ())
+            token, fence = yield from insist(step, self._lock._terms)
+        except StepFailed as failed:
+            raise named(failed.error, f"election {self.name!r}") from failed.__cause__
+        return leader_of(token, fence) if token else None
+
+    def __reduce__(self) -> Any:
+        raise TypeError("an Election cannot be pickled: connect and name it anew in the other process")
+
+    def __repr__(self) -> str:
+        state = "leading" if self._lock._lease is not None and self._lock._lease.held else "not leading"
+        return f"<{state} {type(self).__module__}.Election object {self.name!r} at {id(self):#x}>"
+
+
+class BaseTerms(Generic[L]):
+    """The terms of one candidate, one after the other."""
+
+    __slots__ = ("__weakref__", "_driver", "_lease", "_lock")
+
+    def __init__(self, driver: Any, lock: BaseLock[L]) -> None:
+        self._driver = driver
+        self._lock = lock
+        self._lease: L | None = None  # of the term that is under way
+
+    def _begin(self) -> Effects[L]:
+        """End the term that was, and campaign until there is another."""
+        yield from self._end()
+        lock = self._lock
+        try:
+            lease = self._lease = yield from lock._acquire(lock._terms.wait)
+            if lease is None:
+                raise AcquireTimeout(lock.name, lock._terms.wait or 0.0, lock._why_not((yield from clock())))
+            return lease
+        except STOPPED:  # a signal handler may have struck on the threshold
+            yield from self._end()
+            raise
+
+    def _end(self) -> Effects[None]:
+        """Give the lease back. Whatever comes of that, the term is over."""
+        lease = self._lease
+        if lease is not None and lease._hold.phase is not ENDED:  # else it resigned
+            try:
+                yield from release_lease(lease)
+            except NotHeld:
+                pass  # somebody resigns for it at this very moment
+            except LeaseLost as lost:
+                log.info("a term as leader of %r was lost: %s", self._lock.name, lost.reason)
+            except HoldfastError as failed:
+                log.warning("stepping down as leader of %r goes on in the background: %s", self._lock.name, failed)
+        self._lease = None
+
+    def _drop(self) -> None:
+        """The same where nothing can be waited for: the keeper gives it back."""
+        lease = self._lease
+        if lease is None:
+            return
+        hold, driver = lease._hold, lease._driver
+        if hold.mine and driver.book.leave(hold):
+            hold.phase = ENDED
+            driver.book.entrust(hold, driver.now())
+            driver.keep()
+            hold.gate.leave(hold)
+            for bell in list(hold.bells):
+                bell.ring()
+        self._lease = None
+
+    def __reduce__(self) -> Any:
+        raise TypeError("the terms of an election cannot be pickled: campaign anew in the other process")

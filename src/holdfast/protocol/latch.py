@@ -1,0 +1,246 @@
+"""The latch: it opens when it has been counted down to nothing, and whoever waits goes on.
+
+Invariant. What is left never rises while the latch is remembered, and each ``count_down`` lowers it once: it has a
+token of its own, which leaves a tombstone, so that a request that arrives twice is known. Open, it stays open, for as
+long as it is remembered; then its keys are gone, and a latch of that name begins anew.
+
+Atomic: each latch_*.lua step. The latch comes into being with whoever first counts down or waits, and keeps in mind
+what it began with. Who comes with another count is refused: one of the two is mistaken, and nobody knows which.
+
+Waiting. A look that finds it shut has entered its process among the waiters, in the same step. It is sent again every
+half second, which is also how a waiter shows that it lives. Whoever opens the latch rings the bell of each process.
+Bells are hints: who hears one looks again, and who hears none looks soon. Within a process one of those who wait looks
+for all of them. Should it be lost on the way (Ctrl-C strikes anywhere), another takes its place a little later.
+
+Clocks. How long it is remembered is reckoned by the server, from the last time that it was counted down or waited for.
+Once open it is not touched any more, so from then on that is the time since it has opened.
+
+Why no lease? To count down says that something is done, and that stays true when whoever did it is gone. A latch that
+counted those who live would be another thing: a semaphore, say.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, TypeAlias
+
+from holdfast.errors import InvalidConfig, OutcomeUnknown, Unsupported
+from holdfast.lease import Hold, Terms
+from holdfast.names import Keys
+from holdfast.protocol import mutex
+from holdfast.protocol.asking import insist, named
+from holdfast.protocol.bells import Switchboard
+from holdfast.protocol.cohort import Gate
+from holdfast.protocol.effects import Bell, Effects, Step, StepFailed, call, clock, listen, new_token, wait
+
+__all__ = ["BaseLatch", "Vigils"]
+
+OTHER_COUNT: Final = -1
+OTHER_KIND: Final = -2
+
+_NEVER: Final = float("inf")
+_LONGEST_POLL: Final = 0.1  # where no bell can be heard
+
+
+class Watcher:
+    """One caller who waits."""
+
+    __slots__ = ("bell", "opened")
+
+    def __init__(self, bell: Bell) -> None:
+        self.bell = bell
+        self.opened = False
+
+
+class Vigil:
+    """Those of one process who wait for one latch. Single dict operations, so any thread may call."""
+
+    __slots__ = ("due", "seen_at", "speaker", "watchers")
+
+    def __init__(self, now: float) -> None:
+        self.watchers: dict[Watcher, None] = {}
+        self.speaker: dict[None, Watcher] = {}  # who looks for all: whoever got this seat first
+        self.due = now + mutex.REFRESH  # by when the speaker will have looked again, if it is still there
+        self.seen_at = 0.0  # when the server was last asked and answered
+
+    def find_speaker(self, me: Watcher, now: float) -> Watcher:
+        speaker = self.speaker.setdefault(None, me)
+        if speaker is not me and now > self.due:
+            self.due = now + mutex.REFRESH  # or all would take its place at once
+            self.speaker[None] = speaker = me
+        return speaker
+
+    def leave(self, me: Watcher) -> None:
+        self.watchers.pop(me, None)
+        if self.speaker.get(None) is me:
+            self.speaker.pop(None, None)
+            for other in list(self.watchers):
+                other.bell.ring()
+                return
+
+
+Vigils: TypeAlias = dict[tuple[int, str, str], Vigil]  # of one client, by its life, the latch and the count
+
+
+class BaseLatch:
+    """One latch, that began with a given count."""
+
+    __slots__ = ("_count", "_driver", "_keys", "_retention", "_shared", "_terms", "_vigils")
+
+    def __init__(self, driver: Any, vigils: Vigils, keys: Keys, *, count: int, retention: float, terms: Terms) -> None:
+        self._driver = driver
+        self._vigils = vigils
+        self._keys = keys
+        self._terms = terms
+        self._count = str(count)
+        self._retention = str(round(retention * 1000))
+        latch, waiters = (f"{keys.head}{part}{keys.tail}" for part in ("latch", "latch:waiters"))
+        self._shared = latch, waiters, keys.main, keys.shared[2]
+
+    @property
+    def name(self) -> str:
+        return self._keys.name
+
+    def _count_down(self, n: int) -> Effects[int]:
+        """What is left then. If the caller is cancelled it may have been counted, but not twice."""
+        token = yield from new_token("")
+        # Late is what comes after the last try was given up; so it stands from then on, as other tombstones do.
+        stands_ms = mutex.TOMBSTONE_MS + round(self._terms.timeout * 1000)
+        args = (token, self._count, str(n), self._retention, str(stands_ms))
+        step = Step("latch_count_down", (*self._shared, self._keys.tombstone(token)), args)
+        try:
+            reply = yield from insist(step, self._terms, dice=token, shielded=True)
+        except StepFailed as failed:
+            if not failed.sent:
+                raise named(failed.error, f"latch {self.name!r}") from failed.__cause__
+            advice = "ask for count(), and count down again only if nobody else can have done it"
+            raise OutcomeUnknown(self.name, "a count_down", advice) from failed.error
+        return self._left(reply)
+
+    def _look(self) -> Effects[int]:
+        try:
+            reply = yield from insist(self._look_step("", ""), self._terms)
+        except StepFailed as failed:
+            raise named(failed.error, f"latch {self.name!r}") from failed.__cause__
+        return self._left(reply)
+
+    def _look_step(self, token: str, channel: str) -> Step:
+        return Step("latch_look", self._shared, (token, self._count, channel, self._retention))
+
+    def _left(self, reply: list[int]) -> int:
+        left, total = reply
+        if left == OTHER_COUNT:
+            raise InvalidConfig(
+                f"latch({self.name!r}, count={self._count})",
+                f"it began with count={total}; all must give the same, or choose another name",
+            )
+        if left == OTHER_KIND:
+            raise Unsupported(f"latch {self.name!r}: this is the name of a lock", "choose another name")
+        return left
+
+    def _wait(self, patience: float | None) -> Effects[bool]:
+        """Wait until it is open, at most that long (None: for ever); whether it is."""
+        board: Switchboard = self._driver.board
+        started = now = yield from clock()
+        until = _NEVER if patience is None else now + patience
+        key = self._driver.life, self._shared[0], self._count
+        vigil = self._vigils.setdefault(key, Vigil(now))
+        me = Watcher(board.new_bell())
+        try:
+            vigil.watchers[me] = None
+            while not me.opened:
+                if now >= until:
+                    return (yield from self._look_last(vigil, started, until))
+                if vigil.find_speaker(me, now) is me:
+                    yield from self._watch(vigil, me, until)
+                    now = yield from clock()
+                else:
+                    now = yield from wait(me.bell, min(until, now + mutex.REFRESH))
+            return True
+        finally:
+            vigil.leave(me)
+            if not vigil.watchers and self._vigils.get(key) is vigil:
+                self._vigils.pop(key, None)
+
+    def _watch(self, vigil: Vigil, me: Watcher, until: float) -> Effects[None]:
+        """Look again and again until it is open, or that time has come; and tell all who wait here."""
+        board: Switchboard = self._driver.board
+        hold = Hold(self._keys, self._terms, Gate())  # by which bells find us; it is never held
+        hold.token = yield from new_token("")
+        attempt = 0
+        deaf = False  # we could not listen just now
+        try:
+            while (now := (yield from clock())) < until and vigil.speaker.get(None) is me:
+                channel = board.enlist(hold) or (mutex.MUTE if deaf else "")
+                timeout = max(mutex.SHORTEST_CALL, min(self._terms.call_timeout, until - now))
+                vigil.due = now + timeout + 2 * mutex.REFRESH
+                there = list(vigil.watchers)  # who comes later may have come after it was forgotten
+                try:
+                    left = self._left((yield from call(self._look_step(hold.token, channel), timeout)))
+                except StepFailed as failed:
+                    if not failed.retry:
+                        raise named(failed.error, f"latch {self.name!r}") from failed.__cause__
+                    if attempt or not failed.prompt:
+                        yield from self._sleep(vigil, hold, until, mutex.backoff(hold.token, attempt))
+                else:
+                    vigil.seen_at = now
+                    if left == 0:
+                        for watcher in there:
+                            watcher.opened = True
+                            watcher.bell.ring()
+                        return
+                    if not channel:
+                        deaf = not (yield from self._arm(board, timeout))  # and look again: it may have opened before
+                    else:
+                        yield from self._sleep(vigil, hold, until, pause_for(hold.token, channel, attempt))
+                attempt += 1
+        finally:
+            board.dismiss(hold)
+
+    def _look_last(self, vigil: Vigil, started: float, until: float) -> Effects[bool]:
+        """Its patience is over, and it has one quick look of its own: a bell may have been lost.
+
+        If that brings no answer, what was seen in the meantime holds; and if nothing was, nobody knows.
+        """
+        timeout = mutex.SHORTEST_CALL if until > started else self._terms.call_timeout
+        attempt = 0
+        while True:
+            try:
+                return self._left((yield from call(self._look_step("", ""), timeout))) == 0
+            except StepFailed as failed:
+                if failed.retry and vigil.seen_at >= started:
+                    return False
+                if not failed.prompt or attempt:
+                    raise named(failed.error, f"latch {self.name!r}") from failed.__cause__
+                attempt += 1  # only the connection was lost, most likely while it lay idle
+
+    def _arm(self, board: Switchboard, timeout: float) -> Effects[bool]:
+        """Let bells be heard from now on; False if that cannot be had just now."""
+        try:
+            board.mute = not (yield from listen(timeout))
+        except StepFailed as failed:
+            if failed.retry:
+                return False
+            board.mute = True  # the server is there, as we have just seen: what it minds is the listener
+        return True
+
+    def _sleep(self, vigil: Vigil, hold: Hold, until: float, pause: float) -> Effects[None]:
+        """Wait for the bell; it may have been rung before we came here."""
+        if hold.bell is None:
+            hold.bell = self._driver.board.new_bell()
+        if hold.word is None:
+            now = yield from clock()
+            vigil.due = now + pause + 2 * mutex.REFRESH
+            yield from wait(hold.bell, min(until, now + pause))
+        hold.bell.clear()
+        hold.word = None
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a Latch cannot be pickled: connect and name the latch anew in the other process")
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__module__}.Latch object {self.name!r}, count {self._count}>"
+
+
+def pause_for(token: str, channel: str, attempt: int) -> float:
+    """How long to wait for a bell before looking again."""
+    return mutex.REFRESH if channel != mutex.MUTE else min(mutex.backoff(token, attempt), _LONGEST_POLL)
