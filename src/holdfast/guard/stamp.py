@@ -16,6 +16,7 @@ and a digest of the whole.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
@@ -28,6 +29,7 @@ __all__ = ["Stamp", "stamp"]
 
 MAX_FENCE: Final = 2**53  # up to here Lua and JSON count exactly
 MAX_HOLDER: Final = 128
+_HOLDER: Final = re.compile(f"[!-~]{{1,{MAX_HOLDER}}}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +43,11 @@ class Stamp:
     def __post_init__(self) -> None:
         if type(self.fence) is not int or not 0 < self.fence < MAX_FENCE:
             raise InvalidConfig(f"fence {self.fence!r}", "a fence is an int above 0 and below 2**53, as lease.fence is")
-        holder = self.holder
-        if not (
-            isinstance(holder, str) and 0 < len(holder) <= MAX_HOLDER and holder.isascii() and holder.isprintable()
-        ):
-            raise InvalidConfig(f"holder {holder!r:.60}", f"a holder is printable ASCII, at most {MAX_HOLDER} long")
+        if not isinstance(self.holder, str) or not _HOLDER.fullmatch(self.holder):
+            raise InvalidConfig(
+                f"holder {self.holder!r:.60}",
+                f"a holder is at most {MAX_HOLDER} printable characters of ASCII, no spaces",
+            )
 
     def check(self, resource: str, stored: tuple[int, str] | None) -> None:
         """Raise StaleFence if whoever wrote last has succeeded us. Only where nobody can write at the same time."""

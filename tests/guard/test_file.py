@@ -1,0 +1,196 @@
+"""A file that is replaced atomically, with crashes at every step."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import stat
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import holdfast
+from holdfast.guard import Stamp, replace_file
+from tests.support import Script
+
+OLD, NEW = Stamp("x", 7, "a"), Stamp("x", 8, "b")
+
+CRASH_POINTS = range(8)  # one before each call that changes the disk
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "report.txt"
+
+
+def names(path: Path) -> list[str]:
+    return sorted(file.name for file in path.parent.iterdir())
+
+
+def test_nothing_is_left_but_the_file_its_fence_and_its_lock(path: Path) -> None:
+    replace_file(path, b"\xff", NEW)
+    with pytest.raises(holdfast.StaleFence) as caught:
+        replace_file(path, "stale", OLD)
+    assert caught.value.resource == str(path)
+    assert path.read_bytes() == b"\xff"
+    assert names(path) == ["report.txt", "report.txt.fence", "report.txt.lock"]
+
+
+def test_a_str_is_written_as_utf8(path: Path) -> None:
+    replace_file(str(path), "grün\n", OLD)
+    assert path.read_bytes() == "grün\n".encode()
+
+
+def test_the_mode_stays_what_it_was(path: Path) -> None:
+    path.write_text("before")
+    path.chmod(0o640)
+    replace_file(path, "one", OLD)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
+
+
+def test_a_link_and_what_it_leads_to_have_one_fence(path: Path) -> None:
+    replace_file(path, "new", NEW)
+    link = path.parent / "elsewhere" / "link.txt"
+    link.parent.mkdir()
+    link.symlink_to(path)
+    with pytest.raises(holdfast.StaleFence):
+        replace_file(link, "stale", OLD)
+    replace_file(link, "newer", NEW)
+    assert link.is_symlink()
+    assert path.read_text() == "newer"
+
+
+def test_a_record_that_cannot_be_read_is_not_taken_for_none(path: Path) -> None:
+    replace_file(path, "new", NEW)
+    for content in ("", "8", "eight b", "8 b c"):
+        Path(f"{path}.fence").write_text(content)
+        with pytest.raises(holdfast.InvalidConfig, match="no fence and holder"):
+            replace_file(path, "one", OLD)
+    assert path.read_text() == "new"
+
+
+def test_a_directory_that_is_not_there_is_the_callers_error(path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        replace_file(path.parent / "none" / "report.txt", "one", OLD)
+
+
+def test_waiting_for_another_process_has_an_end(path: Path) -> None:
+    replace_file(path, "one", OLD)
+    with Path(f"{path}.lock").open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(holdfast.AcquireTimeout, match="may be stopped"):
+            replace_file(path, "two", NEW, wait=0.02)
+        assert path.read_text() == "one"
+    replace_file(path, "two", NEW, wait=0)
+    assert names(path) == ["report.txt", "report.txt.fence", "report.txt.lock"]
+
+
+class Crash(BaseException):
+    """The process ends here: nothing that comes after is done, no clean-up either."""
+
+
+def count_and_crash(monkeypatch: pytest.MonkeyPatch, at: int) -> Callable[[], int]:
+    """From the call of that number on, nothing that changes the disk is done any more; how many calls there were."""
+    calls = 0
+
+    def crashing(real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls > at:
+                raise Crash
+            return real(*arguments, **options)
+
+        return call
+
+    for name in ("replace", "fsync", "unlink"):
+        monkeypatch.setattr(os, name, crashing(getattr(os, name)))
+    return lambda: calls
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["first write", "later write"])
+@pytest.mark.parametrize("at", CRASH_POINTS)
+def test_after_a_crash_the_fence_is_never_lower_than_that_of_the_data(
+    path: Path, monkeypatch: pytest.MonkeyPatch, at: int, first: bool
+) -> None:
+    if not first:
+        replace_file(path, "7", OLD)
+    with monkeypatch.context() as patch:
+        calls = count_and_crash(patch, at)
+        try:
+            replace_file(path, "8", NEW)
+        except Crash:
+            pass
+        else:
+            assert calls() <= at
+    data = int(path.read_text()) if path.exists() else 0
+    record = Path(f"{path}.fence")
+    fence = int(record.read_text().split()[0]) if record.exists() else 0
+    assert fence >= data
+    assert data in (0 if first else 7, 8)
+    if fence == 8:
+        with pytest.raises(holdfast.StaleFence):
+            replace_file(path, "7", OLD)
+    replace_file(path, "8", NEW)  # whoever crashed may try again, and the next holder may write
+    replace_file(path, "9", Stamp("x", 9, "c"))
+    assert path.read_text() == "9"
+
+
+def test_all_crash_points_are_tried(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        calls = count_and_crash(patch, at=1000)
+        replace_file(path, "8", NEW)
+    assert calls() == len(CRASH_POINTS)
+
+
+def test_readers_find_a_whole_file_at_all_times(path: Path) -> None:
+    size = 200_000
+    replace_file(path, b"\0" * size, Stamp("x", 1, "a"))
+    done = threading.Event()
+
+    def write() -> None:
+        for fence in range(2, 30):
+            replace_file(path, bytes([fence]) * size, Stamp("x", fence, "a"))
+        done.set()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    last = 0
+    while not done.is_set():
+        content = path.read_bytes()
+        assert len(content) == size
+        assert len(set(content)) == 1
+        assert content[0] >= last
+        last = content[0]
+    writer.join()
+
+
+def test_processes_exclude_each_other(path: Path) -> None:
+    """A process that is stopped between the comparison and the renaming makes the others wait, and then is first."""
+    code = """
+    from holdfast.guard import Stamp, file
+    rename = file._rename
+    def late(source, target):
+        say("at it")
+        sys.stdin.readline()
+        rename(source, target)
+    file._rename = late
+    file.replace_file(sys.argv[1], "7", Stamp("x", 7, "a"))
+    say("written")
+    """
+    with Script(code, str(path)) as script:
+        script.hear("at it")
+        with pytest.raises(holdfast.AcquireTimeout):
+            replace_file(path, "8", NEW, wait=0.05)
+        script.write("go on\n")
+        script.hear("at it")
+        script.write("go on\n")
+        script.hear("written")
+        script.finish()
+    assert path.read_text() == "7"
+    replace_file(path, "8", NEW)
+    with pytest.raises(holdfast.StaleFence):
+        replace_file(path, "7", OLD)
