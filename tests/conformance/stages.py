@@ -203,6 +203,12 @@ class BlockingHandle:
         return self._result
 
 
+# What is awaited, and what makes something whose methods are.
+AWAITED = {"acquire", "release", "locked", "extend", "wait", "hand_over", "adopt"}
+AWAITED |= {"count_down", "count", "leader", "resign"}
+MADE = {"lock", "rlock", "latch", "election", "lead", "terms"}
+
+
 class _Awaited:
     """A blocking object whose methods can be awaited, and what they return likewise."""
 
@@ -211,15 +217,24 @@ class _Awaited:
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._inner, name)
-        if name in ("acquire", "release", "locked", "extend", "wait", "hand_over", "adopt"):
+        if name in AWAITED:
 
             async def method(*args: Any, **options: Any) -> Any:
                 return _wrap(value(*args, **options))
 
             return method
-        if name in ("lock", "rlock"):
+        if name in MADE:
             return lambda *args, **options: _Awaited(value(*args, **options))
         return _wrap(value)
+
+    def __aiter__(self) -> _Awaited:
+        return self
+
+    async def __anext__(self) -> Any:
+        return _wrap(next(self._inner))
+
+    async def aclose(self) -> None:
+        self._inner.close()
 
     async def __aenter__(self) -> Any:
         return _wrap(self._inner.__enter__())
