@@ -28,6 +28,10 @@ class Resource:
     def write(self, text: str, claim: Claim) -> None:
         raise NotImplementedError
 
+    def enter(self, claim: Claim) -> None:
+        """Raise the fence, and write nothing."""
+        raise NotImplementedError
+
     def text(self) -> str | None:
         raise NotImplementedError
 
@@ -55,6 +59,9 @@ class RedisResource(Resource):
     def write(self, text: str, claim: Claim) -> None:
         self._guard.set("note", text, claim)
 
+    def enter(self, claim: Claim) -> None:
+        self._guard.enter("note", claim)
+
     def text(self) -> str | None:
         found = self.client.get("note")
         return None if found is None else found.decode()
@@ -76,8 +83,14 @@ class SqlResource(Resource):
         self.connection = _connect(kind, where)
 
     def write(self, text: str, claim: Claim) -> None:
+        self._put({"id": 1, "body": text}, claim)
+
+    def enter(self, claim: Claim) -> None:
+        self._put({"id": 1}, claim)
+
+    def _put(self, row: dict[str, Any], claim: Claim) -> None:
         try:
-            notes.put(self.connection, {"id": 1, "body": text}, claim)
+            notes.put(self.connection, row, claim)
         except BaseException:
             self.connection.rollback()
             raise
@@ -111,6 +124,9 @@ class SqlResource(Resource):
 class FileResource(Resource):
     def write(self, text: str, claim: Claim) -> None:
         guard.replace_file(self.where, text, claim)
+
+    def enter(self, claim: Claim) -> None:
+        guard.enter_file(self.where, claim)
 
     def text(self) -> str | None:
         path = Path(self.where)

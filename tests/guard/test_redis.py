@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import threading
+from pathlib import Path
 
 import pytest
 import redis
@@ -160,6 +161,23 @@ def test_a_server_that_forgot_its_scripts_is_told_again(guarded: guard.RedisGuar
     assert admin.get("a") == b"two"
 
 
+def test_the_docs_say_what_a_user_must_be_allowed(server: Server, admin: redis.Redis) -> None:
+    needed = "+evalsha +script|load +get +set +exists"
+    assert f"`{needed}`" in (Path(__file__).parent.parent.parent / "docs" / "guard.md").read_text()
+    rules = f"on >secret resetkeys ~app:* -@all {needed} +hset".split()
+    admin.execute_command("ACL SETUSER", "writer", "reset", *rules)
+    admin.script_flush()
+    try:
+        with server.client(username="writer", password="secret") as client:
+            guarded = guard.RedisGuard(client)
+            guarded.enter("app:a", NEW)
+            assert guarded.execute("HSET", "app:a", "field", "new", lease=NEW) == 1
+            with pytest.raises(holdfast.StaleFence):
+                guarded.execute("HSET", "app:a", "field", "old", lease=OLD)
+    finally:
+        admin.execute_command("ACL DELUSER", "writer")
+
+
 def test_a_pipeline_is_refused(admin: redis.Redis) -> None:
     with admin.pipeline() as pipeline, pytest.raises(holdfast.Unsupported, match="pipeline"):
         guard.RedisGuard(pipeline)
@@ -196,6 +214,7 @@ async def test_the_same_under_asyncio(url: str) -> None:
         guarded = guard.AioRedisGuard(client)
         async with locks.lock("x") as lease:
             stale = guard.stamp(lease)
+            await guarded.enter("a", lease)
             await guarded.set("a", "one", lease, ttl=60)
         async with locks.lock("x") as lease:
             assert await guarded.execute("APPEND", "a", " two", lease=lease) == 7
@@ -228,7 +247,7 @@ async def test_a_client_of_the_other_face_is_refused(url: str, admin: redis.Redi
 
 
 def test_the_two_faces_are_the_same() -> None:
-    for name in ("__init__", "execute", "set", "delete"):
+    for name in ("__init__", "enter", "execute", "set", "delete"):
         blocking, aio = getattr(guard.RedisGuard, name), getattr(guard.AioRedisGuard, name)
         assert inspect.signature(blocking) == inspect.signature(aio)
         assert inspect.iscoroutinefunction(aio) == (name != "__init__")

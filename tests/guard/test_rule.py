@@ -60,6 +60,29 @@ def test_equal_fence_of_another_holder_is_refused(resource: Resource) -> None:
     assert resource.record() == (7, "a")
 
 
+def test_whoever_enters_is_heard_of_before_it_writes(resource: Resource) -> None:
+    """Or an earlier holder could write between the read and the write of the present one, and lose what it wrote."""
+    resource.write("one", by(7))
+    resource.enter(by(8, "b"))
+    assert resource.text() == "one"
+    assert resource.record() == (8, "b")
+    with pytest.raises(StaleFence):
+        resource.write("stale", by(7))
+    with pytest.raises(StaleFence):
+        resource.enter(by(7))
+    with pytest.raises(StaleFence):
+        resource.enter(by(8, "c"))
+    resource.enter(by(8, "b"))
+    resource.write("two", by(8, "b"))
+    assert resource.text() == "two"
+
+
+def test_entering_makes_nothing(resource: Resource) -> None:
+    resource.enter(by(8, "b"))
+    assert resource.text() is None
+    assert resource.record() == (8, "b")
+
+
 def test_real_fences_are_compared_to_the_last_digit(resource: Resource) -> None:
     """They count microseconds since 1970; a float of 32 bits, or an INTEGER of 32, could not tell them apart."""
     latest = 2**53 - 1

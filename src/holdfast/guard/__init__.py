@@ -11,9 +11,9 @@ Each raises StaleFence if the holder was succeeded meanwhile, and writes nothing
 ``guard/stamp.py``. The connections are the caller's, and so are the errors of their libraries, which pass as they are.
 """
 
-from holdfast.guard.file import replace_file
+from holdfast.guard.file import enter_file, replace_file
 from holdfast.guard.redis import AioRedisGuard, RedisGuard
 from holdfast.guard.sql import Statement, Table
 from holdfast.guard.stamp import Stamp, stamp
 
-__all__ = ["AioRedisGuard", "RedisGuard", "Stamp", "Statement", "Table", "replace_file", "stamp"]
+__all__ = ["AioRedisGuard", "RedisGuard", "Stamp", "Statement", "Table", "enter_file", "replace_file", "stamp"]

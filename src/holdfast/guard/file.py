@@ -29,7 +29,7 @@ from holdfast.errors import AcquireTimeout, InvalidConfig
 from holdfast.guard.stamp import Stamp, stamp
 from holdfast.lease import BaseLease
 
-__all__ = ["replace_file"]
+__all__ = ["enter_file", "replace_file"]
 
 _POLL: Final = 0.005
 
@@ -47,14 +47,33 @@ def replace_file(
     It keeps the mode of the file that it replaces. ``wait`` is for how many seconds another process may be at it.
     """
     claim = stamp(lease, name=name)
-    target = Path(os.path.realpath(path))  # a link and what it leads to are one file, with one fence
+    target = _resolve(path)
     content = data.encode() if isinstance(data, str) else data
-    fence_file = target.with_name(f"{target.name}.fence")
     with _temporary(target, content) as fresh, _alone(target, wait):
-        claim.check(str(path), _read(fence_file))
-        with _temporary(fence_file, f"{claim.fence} {claim.holder}\n".encode()) as record:
-            _rename(record, fence_file)
+        _raise_fence(target, claim, str(path))
         _rename(fresh, target)
+
+
+def enter_file(
+    path: str | os.PathLike[str], lease: BaseLease | Stamp, *, name: str | None = None, wait: float = 10.0
+) -> None:
+    """Refuse earlier holders from now on, and replace nothing. Do it before you read what you will change."""
+    claim = stamp(lease, name=name)
+    target = _resolve(path)
+    with _alone(target, wait):
+        _raise_fence(target, claim, str(path))
+
+
+def _resolve(path: str | os.PathLike[str]) -> Path:
+    """A link and what it leads to are one file, with one fence."""
+    return Path(os.path.realpath(path))
+
+
+def _raise_fence(target: Path, claim: Stamp, shown: str) -> None:
+    fence_file = target.with_name(f"{target.name}.fence")
+    claim.check(shown, _read(fence_file))
+    with _temporary(fence_file, f"{claim.fence} {claim.holder}\n".encode()) as record:
+        _rename(record, fence_file)
 
 
 def _read(fence_file: Path) -> tuple[int, str] | None:

@@ -9,7 +9,6 @@ by itself what it got no answer to may run a command twice, as it may without a 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
 from inspect import iscoroutinefunction
 from typing import Any, Final, Protocol, TypeAlias
 
@@ -60,20 +59,24 @@ class _Guard:
             raise InvalidConfig(f"{kind} client", f"use guard.{other} for it")
         self._retention_ms = "" if retention is None else str(round(retention * 1000))
 
-    def _run(self, command: str, key: str, arguments: tuple[Value, ...], claim: Stamp) -> Any:
-        command = command.upper()
-        if command not in COMMANDS:
-            raise Unsupported(f"a guarded {command}", "use a write of one key, such as SET, HSET, RPUSH or DEL")
-        if len(arguments) > (0 if command in _ONE_KEY_ONLY else _MOST_ARGUMENTS):
-            raise InvalidConfig(
-                f"{command} with {len(arguments)} arguments after the key",
-                "write in several steps, each of them guarded",
-            )
+    def _run(self, key: str, claim: Stamp, *words: Value) -> Any:
+        """Have the script run: with a command and its arguments after the key, or for the fence alone."""
         keys = _keys_of(key)
         return self._script(
             keys=[keys.main, f"{keys.head}guard{keys.tail}", keys.shared[1]],
-            args=[claim.fence, claim.holder, self._retention_ms, command, *arguments],
+            args=[claim.fence, claim.holder, self._retention_ms, *words],
         )
+
+
+def _check_command(command: str, arguments: tuple[Value, ...]) -> str:
+    command = command.upper()
+    if command not in COMMANDS:
+        raise Unsupported(f"a guarded {command}", "use a write of one key, such as SET, HSET, RPUSH or DEL")
+    if len(arguments) > (0 if command in _ONE_KEY_ONLY else _MOST_ARGUMENTS):
+        raise InvalidConfig(
+            f"{command} with {len(arguments)} arguments after the key", "write in several steps, each of them guarded"
+        )
+    return command
 
 
 def _keys_of(key: str) -> Keys:
@@ -88,7 +91,7 @@ def _judge(reply: Any, key: str, claim: Stamp) -> Any:
         raise claim.refusal(key, int(reply[1]))
     if reply[0] == -1:
         raise InvalidConfig(f"key {key!r}", "it is a lock on this server, and writing to it would break the lock")
-    return reply[1]
+    return reply[1] if len(reply) > 1 else None
 
 
 class RedisGuard(_Guard):
@@ -98,12 +101,17 @@ class RedisGuard(_Guard):
     for longer than that is not recognised as stale any more.
     """
 
+    def enter(self, key: str, lease: BaseLease | Stamp, *, name: str | None = None) -> None:
+        """Refuse earlier holders from now on, and write nothing. Do it before you read what you will change."""
+        claim = stamp(lease, name=name)
+        _judge(self._run(key, claim), key, claim)
+
     def execute(
         self, command: str, key: str, *arguments: Value, lease: BaseLease | Stamp, name: str | None = None
     ) -> Any:
         """Run one write of one key, and return the server's reply as it is; StaleFence if it was refused."""
         claim = stamp(lease, name=name)
-        return _judge(self._run(command, key, arguments, claim), key, claim)
+        return _judge(self._run(key, claim, _check_command(command, arguments), *arguments), key, claim)
 
     def set(
         self, key: str, value: Value, lease: BaseLease | Stamp, *, ttl: float | None = None, name: str | None = None
@@ -121,13 +129,17 @@ class AioRedisGuard(_Guard):
 
     _awaited = True
 
+    async def enter(self, key: str, lease: BaseLease | Stamp, *, name: str | None = None) -> None:
+        """Refuse earlier holders from now on, and write nothing. Do it before you read what you will change."""
+        claim = stamp(lease, name=name)
+        _judge(await self._run(key, claim), key, claim)
+
     async def execute(
         self, command: str, key: str, *arguments: Value, lease: BaseLease | Stamp, name: str | None = None
     ) -> Any:
         """Run one write of one key, and return the server's reply as it is; StaleFence if it was refused."""
         claim = stamp(lease, name=name)
-        reply: Awaitable[Any] = self._run(command, key, arguments, claim)
-        return _judge(await reply, key, claim)
+        return _judge(await self._run(key, claim, _check_command(command, arguments), *arguments), key, claim)
 
     async def set(
         self, key: str, value: Value, lease: BaseLease | Stamp, *, ttl: float | None = None, name: str | None = None
