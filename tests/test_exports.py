@@ -28,11 +28,13 @@ def test_the_names_are_these() -> None:
         "NotAcquired",
         "NotHeld",
         "OutcomeUnknown",
+        "OverRelease",
         "ServerSilent",
         "StaleFence",
         "Unavailable",
         "UnsafeRecipeWarning",
         "Unsupported",
+        "WouldDeadlock",
         "connect",
         "lock",
     ]
@@ -51,6 +53,9 @@ def test_the_tree_of_errors() -> None:
     assert issubclass(holdfast.AcquireTimeout, TimeoutError)
     assert issubclass(holdfast.ComputeTimeout, TimeoutError)
     assert issubclass(holdfast.NotHeld, RuntimeError)
+    assert issubclass(holdfast.OverRelease, holdfast.NotHeld)
+    assert issubclass(holdfast.OverRelease, ValueError)
+    assert issubclass(holdfast.WouldDeadlock, holdfast.NotAcquired)
     assert issubclass(holdfast.Unavailable, ConnectionError)
     assert issubclass(holdfast.InvalidName, ValueError)
     assert issubclass(holdfast.InvalidConfig, ValueError)
@@ -69,6 +74,8 @@ ERRORS = [
     errors.LeaseLost("a", 7, "its key expired"),
     errors.LeaseLost("a", None, "its key expired"),
     errors.NotHeld("a"),
+    errors.OverRelease("a"),
+    errors.WouldDeadlock("a"),
     errors.ComputeFailed("a", "ValueError", "no such user"),
     errors.ComputeFailed("a", "ValueError", ""),
     errors.ComputeTimeout("a", 1.5),

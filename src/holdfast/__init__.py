@@ -21,11 +21,13 @@ from holdfast.errors import (
     NotAcquired,
     NotHeld,
     OutcomeUnknown,
+    OverRelease,
     ServerSilent,
     StaleFence,
     Unavailable,
     UnsafeRecipeWarning,
     Unsupported,
+    WouldDeadlock,
 )
 
 __all__ = [
@@ -43,11 +45,13 @@ __all__ = [
     "NotAcquired",
     "NotHeld",
     "OutcomeUnknown",
+    "OverRelease",
     "ServerSilent",
     "StaleFence",
     "Unavailable",
     "UnsafeRecipeWarning",
     "Unsupported",
+    "WouldDeadlock",
     "connect",
     "lock",
 ]

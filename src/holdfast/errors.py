@@ -2,10 +2,12 @@
 
     HoldfastError
     ├── NotAcquired                  the lock was not obtained
-    │   └── AcquireTimeout           ... within the wait (also a TimeoutError)
-    │       └── ServerSilent         ... because no server answered (also an Unavailable)
+    │   ├── AcquireTimeout           ... within the wait (also a TimeoutError)
+    │   │   └── ServerSilent         ... because no server answered (also an Unavailable)
+    │   └── WouldDeadlock            ... because to wait for it could last for ever (also a RuntimeError)
     ├── LeaseLost                    it was held, and no longer is
     ├── NotHeld                      a release of what is not held (also a RuntimeError)
+    │   └── OverRelease              ... of a semaphore (also a ValueError)
     ├── ComputeFailed                a value could not be computed, says whoever tried
     ├── ComputeTimeout               somebody was still computing it when the wait was over (also a TimeoutError)
     ├── StaleFence                   what was written to has seen a later holder, and refused
@@ -38,11 +40,13 @@ __all__ = [
     "NotAcquired",
     "NotHeld",
     "OutcomeUnknown",
+    "OverRelease",
     "ServerSilent",
     "StaleFence",
     "Unavailable",
     "UnsafeRecipeWarning",
     "Unsupported",
+    "WouldDeadlock",
 ]
 
 
@@ -91,6 +95,17 @@ class AcquireTimeout(NotAcquired, TimeoutError):
         return f"lock {self.name!r} was not acquired {waited}: {self.reason}"
 
 
+class WouldDeadlock(NotAcquired, RuntimeError):
+    """A reader has asked for the writing side of the same lock."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            name,
+            "this thread or task reads it, and cannot wait for all readers to leave: a second one that did the same "
+            "would wait for this one, both for ever. Release the read first, and look again at what may have changed",
+        )
+
+
 class LeaseLost(HoldfastError):
     """The lease ended before its holder let it go: the guarded work may have run beside another holder."""
 
@@ -120,6 +135,13 @@ class NotHeld(HoldfastError, RuntimeError):
 
     def _message(self) -> str:
         return f"lock {self.name!r} is not held through this object: acquire it first, and release it once"
+
+
+class OverRelease(NotHeld, ValueError):
+    """A release of a semaphore of which no permit is held through that object."""
+
+    def _message(self) -> str:
+        return f"no permit of {self.name!r} is held through this object: release each one once, and no more"
 
 
 class ComputeFailed(HoldfastError):

@@ -12,6 +12,7 @@
 
 -- include fence.lua
 -- include queue.lua
+-- include grant.lua
 
 local freed = 0
 local owner = redis.call('GET', KEYS[1])

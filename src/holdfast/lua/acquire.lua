@@ -12,6 +12,7 @@
 --         {0, ms, now_us, first}    refused; ms until the holder's lease ends, -1 if it never does; the time here;
 --                                   first is 1 if nobody else is before us in the queue
 --         {-1, 0}                   refused; this token was given up before this request arrived
+--         {-2, kind}                refused; the name is in use as another kind of lock, which keeps the queue for that
 --
 -- One step, because the grant and its fence must not come apart, because "free" or "already mine" is only true
 -- while nobody else writes, and because a place in the queue must be taken before the holder can look for the next.
@@ -28,6 +29,7 @@ if not contended and redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2]) th
 end
 
 -- include queue.lua
+-- include grant.lua
 
 local free_in_ms
 if contended then
@@ -35,7 +37,10 @@ if contended then
     return {-1, 0}
   end
   if redis.call('EXISTS', KEYS[1]) == 0 then
-    local free_until = last_free()
+    local free_until, _, kind = last_free()
+    if kind then
+      return {-2, kind}
+    end
     local first = head()
     if free_until > now and free_until - now <= OPEN_US then
       free_in_ms = math.ceil((free_until - now) / 1000) -- first comes the moment of those who only poll

@@ -1,32 +1,24 @@
--- The queue of those who wait for one lock: what the steps that include this file share. It has no ARGV and Returns
--- nothing of its own. One step is always one whole file: the other, with this one in it.
+-- The queue of those who wait for one lock, of whatever kind: what the steps that include this file share. It has no ARGV
+-- and Returns nothing of its own. One step is always one whole file: the other, with this one in it.
 --
--- KEYS, in every step: 1 the lock   2 the last fence given out for this name   3 the queue: tokens by time of arrival
+-- KEYS, in every step: 3 the queue: tokens by time of arrival
 --                      4 the waiters: token -> when it was last seen, its grace, how long its fence is remembered,
---                        how many fences it wants, the channel of its bell ('-': it has none and asks again by itself);
---                        and '' -> until when the lock was last left free for those who only poll, and how often it
---                        was granted since
+--                        how much it wants (a matter of its kind), and the channel of its bell ('-': it has none and
+--                        asks again by itself)
 --
 -- Time is the server's, read once a step. A waiter shows that it lives by asking again every half second. One that
 -- has missed two of these is struck off.
 
 local PRESENCE_US = 1100000
 
--- A lock that is always written over to the next would never be free for those who only poll. So now and then it is left
--- free for a moment: a twentieth of the time since the last such moment, but no longer than it takes the slowest of them
--- to come by (redis-py polls every 100 ms). Not in every hand-over, for most should be quick; and not in step with anybody.
-local OPEN_US = 100000
-local SHUT_US = 50000 -- at least so much lies between two, and up to twice that more by the dice of the clock,
-local GRANTS = 8 -- and so many grants
-
-local function last_free()
-  local free_until, grants = string.match(redis.call('HGET', KEYS[4], '') or '', '^(%d+) (%d+)$')
-  return tonumber(free_until or 0), tonumber(grants or 0)
-end
-
 local function strike_off(token)
   redis.call('ZREM', KEYS[3], token)
   redis.call('HDEL', KEYS[4], token)
+end
+
+local function is_present(entry)
+  local seen = string.match(entry or '', '^%d+ ')
+  return seen and math.abs(now - seen) <= PRESENCE_US
 end
 
 -- Who is next and alive, and its entry; those in front of it who are not are struck off.
@@ -37,7 +29,7 @@ local function head()
       return nil
     end
     local entry = redis.call('HGET', KEYS[4], token)
-    if entry and math.abs(now - string.match(entry, '^%d+')) <= PRESENCE_US then
+    if is_present(entry) then
       return token, entry
     end
     strike_off(token)
@@ -54,51 +46,4 @@ end
 local function is_heard(channel)
   local heard = channel == '-' or redis.pcall('PUBSUB', 'NUMSUB', channel)
   return type(heard) ~= 'table' or heard.err or heard[2] > 0
-end
-
--- Write a free lock over to the waiter who is next, for one grace, and ring its bell. One that would not hear it has
--- ended, or has lost its listener and will be back: it is passed over, unless it is like that with all of them.
-local function grant_next()
-  if not head() then
-    return
-  end
-  local chosen
-  for _, token in ipairs(redis.call('ZRANGE', KEYS[3], 0, 15)) do
-    local entry = redis.call('HGET', KEYS[4], token) or ''
-    local seen, grace_ms, retention_ms, fences, channel = string.match(entry, '^(%d+) (%d+) (%d+) (%d+) (.+)$')
-    if seen and math.abs(now - seen) <= PRESENCE_US then
-      local heard = is_heard(channel)
-      if heard or not chosen then
-        chosen = {token, grace_ms, retention_ms, fences, channel}
-      end
-      if heard then
-        break
-      end
-    end
-  end
-  local token, grace_ms, retention_ms, fences, channel = unpack(chosen)
-  local fence = mint(redis.call('GET', KEYS[2]), fences, retention_ms)
-  strike_off(token)
-  redis.call('SET', KEYS[1], token, 'PX', grace_ms)
-  ring(channel, token, fence, grace_ms)
-end
-
--- What becomes of a lock that was given back: it is left free for a moment, and whoever is next is told to come and ask
--- when that is over; or it is granted.
-local function free_or_grant()
-  local token, entry = head()
-  if not token then
-    return
-  end
-  local free_until, grants = last_free()
-  if free_until == 0 then
-    free_until = now
-  elseif grants >= GRANTS and now >= free_until + SHUT_US + free_until % (2 * SHUT_US) then
-    local open_us = math.min(OPEN_US, math.max(5000, math.floor((now - free_until) / 20)))
-    redis.call('HSET', KEYS[4], '', string.format('%.0f 0', now + open_us))
-    ring(string.match(entry, '(%S+)$'), token, 0, math.ceil(open_us / 1000))
-    return
-  end
-  redis.call('HSET', KEYS[4], '', string.format('%.0f %d', free_until, grants + 1))
-  grant_next()
 end

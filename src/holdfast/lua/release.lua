@@ -20,6 +20,7 @@ end
 
 -- include fence.lua
 -- include queue.lua
+-- include grant.lua
 
 read_time()
 free_or_grant()

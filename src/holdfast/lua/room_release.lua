@@ -1,0 +1,24 @@
+-- Leave a room, and let in those who are next and fit.
+--
+-- KEYS 1 those inside   2 the last fence   3 the queue   4 its waiters   5 the places
+-- ARGV 1 token
+--
+-- Returns 1 it has left, 0 it was not inside, or its lease had ended.
+--
+-- One step, because a place that is free for a moment goes to whoever happens to ask, not to whoever has waited longest.
+-- It frees before it allocates, so that it works on a full server too.
+
+-- include fence.lua
+-- include queue.lua
+-- include room.lua
+
+local ends = redis.call('ZSCORE', KEYS[1], ARGV[1])
+if not ends then
+  return 0
+end
+read_time()
+leave(ARGV[1])
+purge()
+let_in()
+close_if_empty()
+return tonumber(ends) > now and 1 or 0

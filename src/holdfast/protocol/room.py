@@ -1,0 +1,200 @@
+"""Rooms: what a semaphore and a readers-writer lock have in common.
+
+Invariant. A room has places. Whoever holds has one of them (a permit, with a number; a reader, one of very many) or all
+of them (a writer). Those who do not fit stand in one queue, and whoever is at its head comes in as soon as it fits,
+then the next, and so on. So readers that stand next to each other come in together; and nobody passes whoever does not
+fit, which is why neither readers nor writers starve.
+
+Each holder has a lease of its own, with its own token, ttl, fence and end; it is acquired, kept, lost and given back by
+the protocols of the mutex, of which only the steps are different. One that falls silent loses its place when its ttl is
+over, and nobody else loses anything by that.
+
+Atomic: each room_*.lua step. Clocks: as in mutex.py; when a lease inside ends is counted by the server's clock.
+
+An object of a room may have many leases, of many threads or tasks, each with a gate of its own (see cohort.py); a
+writer's object has one gate, like any lock. Cohorts do not apply: a permit that goes round within a process would keep
+others waiting who were first.
+
+Why no tracking of the keys? They are written with every coming and going, and each write would wake everybody inside.
+So a place that somebody deletes by hand is missed at the next renewal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import replace
+from typing import Any, Final, TypeVar
+
+from holdfast.errors import NotHeld
+from holdfast.lease import ENDED, HELD, BaseLease, Hold, Terms, Word
+from holdfast.names import Keys
+from holdfast.protocol.cohort import Gate
+from holdfast.protocol.effects import STOPPED, Effects, Step, StepFailed, call, caller
+from holdfast.protocol.lock import BaseLock, release_lease
+
+__all__ = ["ALL", "ANY", "BaseRoom", "RoomHold", "room_keys"]
+
+ALL: Final = "all"  # of the places: nobody else is inside
+ANY: Final = "any"  # place will do, and there are very many; else "n5": one of five that have numbers
+
+_NEVER: Final = float("inf")
+
+L = TypeVar("L", bound=BaseLease)
+
+
+def room_keys(keys: Keys) -> tuple[str, ...]:
+    """Those inside, the fence, the queue, its waiters, the places: what every step of a room wants."""
+    _, fence, queue, waiters = keys.shared
+    return f"{keys.head}room{keys.tail}", fence, queue, waiters, f"{keys.head}places{keys.tail}"
+
+
+class _Room:
+    """The steps of a room."""
+
+    watches = False
+
+    def acquire_step(self, hold: RoomHold, channel: str, watch: bool) -> Step:
+        keys, token = hold.keys, hold.token
+        ttl, retention, _, grace = hold.terms.said
+        return Step(
+            "room_acquire",
+            (*hold.room, keys.tombstone(token), keys.main),
+            (token, ttl, retention, hold.species, channel, grace, hold.wanted),
+        )
+
+    def release_step(self, hold: RoomHold) -> Step:
+        return Step("room_release", hold.room, (hold.token,))
+
+    def abandon_step(self, hold: RoomHold, stands_ms: int) -> Step:
+        return Step("room_abandon", (*hold.room, hold.keys.tombstone(hold.token)), (hold.token, str(stands_ms)))
+
+    def renew_step(self, hold: RoomHold, ttl_ms: int, watch: bool) -> Step:
+        return Step("room_renew", hold.room, (hold.token, str(ttl_ms)))
+
+
+_ROOM: Final = _Room()
+
+
+class RoomHold(Hold):
+    """One acquisition of a place, or of all."""
+
+    kind = _ROOM
+
+    def __init__(
+        self, keys: Keys, terms: Terms, gate: Gate, room: tuple[str, ...], *, species: str, wanted: str
+    ) -> None:
+        super().__init__(keys, terms, gate)
+        self.room = room
+        self.species = species
+        self.wanted = wanted
+        self.owner: Hashable = None  # the thread or task that has acquired it
+        self.before: RoomHold | None = None  # what that was reading already
+
+    def grant(self, fence: int, asked_at: float) -> None:
+        super().grant(fence, asked_at)
+        self.look_at = _NEVER  # there is nothing to be watched
+
+    def rung(self, word: Word, now: float) -> bool:
+        if not super().rung(word, now):
+            return False
+        self.slot = word.slot
+        return True
+
+    @property
+    def place(self) -> str:
+        """What it has, in words."""
+        if self.wanted == ALL:
+            return "write"
+        return "read" if self.wanted == ANY else f"permit {self.slot} of {self.wanted[1:]}"
+
+
+class BaseRoom(BaseLock[L]):
+    """One way into a room, for as many leases as there are places."""
+
+    __slots__ = ("_leases", "_room", "_tidy_at")
+
+    _species = ""
+    _unheld: type[NotHeld] = NotHeld
+
+    def __init__(self, driver: Any, keys: Keys, terms: Terms, lease_class: type[L]) -> None:
+        self._room = room_keys(keys)
+        super().__init__(driver, keys, replace(terms, cohort=0) if terms.cohort else terms, lease_class)
+
+    def _begin_life(self) -> None:
+        super()._begin_life()
+        self._leases: dict[RoomHold, L] = {}  # oldest first; with some that were given back by themselves
+        self._tidy_at = 8
+
+    def _wanted(self) -> str:
+        raise NotImplementedError
+
+    def _new_gate(self) -> Gate:
+        """Of its own, so that nobody waits for another's lease of the same object."""
+        gate = Gate()
+        gate.cohorts = self._driver.cohorts
+        return gate
+
+    def _new_hold(self) -> RoomHold:
+        gate, wanted = self._new_gate(), self._wanted()
+        hold = RoomHold(self._keys, self._terms, gate, self._room, species=self._species, wanted=wanted)
+        hold.unheld = self._unheld
+        return hold
+
+    def _acquire(self, patience: float | None) -> Effects[L | None]:
+        me = yield from caller()
+        lease = None
+        try:
+            lease = yield from super()._acquire(patience)
+            if lease is not None:
+                self._note(lease, me)
+        except STOPPED:  # a signal handler struck before the lease was noted, and nobody will have it
+            if lease is not None:
+                yield from self._withdraw(lease._hold)
+            raise
+        return lease
+
+    def _note(self, lease: L, me: Hashable) -> None:
+        """Remember it, for ``release``."""
+        hold = lease._hold
+        assert isinstance(hold, RoomHold)
+        hold.owner = me
+        self._leases[hold] = lease
+        self._lease = None
+        if len(self._leases) >= self._tidy_at:
+            self._leases = {hold: lease for hold, lease in self._leases.items() if hold.phase is not ENDED}
+            self._tidy_at = 2 * len(self._leases) + 8
+
+    def _release(self) -> Effects[None]:
+        """Give back the caller's latest, or, if it has none, the oldest of all."""
+        me = yield from caller()
+        while True:
+            held = [hold for hold in list(self._leases) if hold.phase is not ENDED]
+            if not held:
+                raise self._unheld(self.name)
+            hold = next((hold for hold in reversed(held) if hold.owner == me), held[0])
+            lease = self._leases.pop(hold, None)
+            if lease is not None:  # else another thread was first to take that one
+                yield from release_lease(lease)
+                return
+
+    def _look(self) -> Effects[tuple[int, bool]]:
+        """How many are inside, and whether it is one who has the room to itself."""
+        step = Step("room_look", self._room, ())
+        try:
+            inside, alone = yield from call(step, self._terms.timeout)
+        except StepFailed as failed:
+            if not (failed.retry and failed.sent):
+                raise failed.error from failed.__cause__
+            # The connection had died while idle; asking changes nothing, so it may be asked again.
+            try:
+                inside, alone = yield from call(step, self._terms.timeout)
+            except StepFailed as again:
+                raise again.error from again.__cause__
+        return inside, bool(alone)
+
+    def _why_not(self, now: float) -> str:
+        return ""
+
+    def __repr__(self) -> str:
+        held = sum(hold.phase is HELD for hold in list(self._leases))
+        return f"<{type(self).__module__}.{type(self).__name__} object {self.name!r}, {held} held, at {id(self):#x}>"

@@ -1,0 +1,134 @@
+"""The readers-writer lock: many readers, or one writer.
+
+Invariant. While a writer holds, nobody else does. Readers and writers stand in one queue: readers next to each other
+come in as a batch, and a reader that arrives behind a waiting writer waits behind it. So neither side can starve the
+other.
+
+From writing to reading (``downgrade``) is one step: there is no moment in which another writer could get in, so what
+was written is what is then read. It stays the same lease, with the same fence; readers who come in beside it have
+greater ones.
+
+From reading to writing there is no way, and none can be had: two readers who both wanted that would each wait for the
+other to leave. So a thread or task that asks for ``write`` while it reads is refused at once (WouldDeadlock), whether
+or not there is a second one today: give the reading back first, take the writing, and read again what may have changed
+meanwhile. Who reads is known by client, name and caller, not by object; the caller is who has acquired it, so a lease
+that was passed to another thread counts as the first one's.
+
+Atomic and clocks: as in room.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any, TypeVar
+from weakref import WeakValueDictionary
+
+from holdfast.errors import WouldDeadlock
+from holdfast.lease import HELD, BaseLease, Terms
+from holdfast.names import Keys
+from holdfast.protocol import mutex
+from holdfast.protocol.cohort import Gate
+from holdfast.protocol.effects import Effects, Step, caller
+from holdfast.protocol.room import ALL, ANY, BaseRoom, RoomHold
+
+__all__ = ["BaseReader", "BaseWriteLease", "BaseWriter", "Readers", "downgrade_lease"]
+
+L = TypeVar("L", bound=BaseLease)
+
+
+# By key and caller: the latest that it reads. Weak, so that what nobody holds is forgotten.
+Readers = WeakValueDictionary[tuple[str, Hashable], RoomHold]
+
+
+def note_reader(readers: Readers, hold: RoomHold) -> None:
+    key = hold.keys.main, hold.owner
+    hold.before = reading(readers, key)
+    readers[key] = hold
+
+
+def reading(readers: Readers, key: tuple[str, Hashable]) -> RoomHold | None:
+    """What that caller reads at the moment."""
+    hold = readers.get(key)
+    while hold is not None and hold.phase is not HELD:
+        hold = hold.before
+    return hold
+
+
+class BaseReader(BaseRoom[L]):
+    """The reading side of a lock."""
+
+    __slots__ = ("_readers",)
+
+    _species = "rwlock"
+
+    def __init__(self, driver: Any, keys: Keys, terms: Terms, lease_class: type[L], readers: Readers) -> None:
+        self._readers = readers
+        super().__init__(driver, keys, terms, lease_class)
+
+    def _wanted(self) -> str:
+        return ANY
+
+    def _note(self, lease: L, me: Hashable) -> None:
+        super()._note(lease, me)
+        note_reader(self._readers, lease._hold)  # type: ignore[arg-type]
+
+    def _locked(self) -> Effects[bool]:
+        inside, alone = yield from self._look()
+        return inside > 0 and not alone
+
+    def _why_not(self, now: float) -> str:
+        return "a writer holds it, or is before us. Wait longer (wait=), or catch AcquireTimeout and come back later"
+
+
+class BaseWriter(BaseRoom[L]):
+    """The writing side of a lock. Like any lock, an object of it has at most one lease."""
+
+    __slots__ = ("_readers",)
+
+    _species = "rwlock"
+
+    def __init__(self, driver: Any, keys: Keys, terms: Terms, lease_class: type[L], readers: Readers) -> None:
+        self._readers = readers
+        super().__init__(driver, keys, terms, lease_class)
+
+    def _wanted(self) -> str:
+        return ALL
+
+    def _new_gate(self) -> Gate:
+        return self._gate
+
+    def _acquire(self, patience: float | None) -> Effects[L | None]:
+        me = yield from caller()
+        if reading(self._readers, (self._keys.main, me)) is not None:
+            raise WouldDeadlock(self.name)
+        return (yield from super()._acquire(patience))
+
+    def _note(self, lease: L, me: Hashable) -> None:
+        super()._note(lease, me)
+        assert isinstance(lease, BaseWriteLease)
+        lease._readers = self._readers
+
+    def _locked(self) -> Effects[bool]:
+        _, alone = yield from self._look()
+        return alone
+
+    def _why_not(self, now: float) -> str:
+        return "others read or write it. Wait longer (wait=), or catch AcquireTimeout and come back later"
+
+
+class BaseWriteLease(BaseLease):
+    """A hold on the writing side, until it is downgraded."""
+
+    __slots__ = ("_readers",)
+
+    _readers: Readers
+
+
+def downgrade_lease(lease: BaseWriteLease) -> Effects[None]:
+    """From writing to reading. Done twice it is as if done once."""
+    hold = lease._hold
+    assert isinstance(hold, RoomHold)
+    yield from mutex.insist(hold, Step("room_share", hold.room, (hold.token,)))
+    if hold.wanted != ANY:
+        hold.wanted = ANY
+        note_reader(lease._readers, hold)
