@@ -17,10 +17,11 @@ from holdfast.lease import BaseLease
 from holdfast.options import Options, client_terms, patience, seconds, whole
 from holdfast.protocol.election import BaseElection, BaseTerms, Leader
 from holdfast.protocol.entries import Entry, Policy, Serializer
+from holdfast.protocol.handover import adopt, hand_over
 from holdfast.protocol.latch import BaseLatch
 from holdfast.protocol.lock import BaseLock, BaseLost, extend_lease, release_lease, wait_until_lost
 from holdfast.protocol.recipes.base import BaseRecipe, FencelessLease, refuse_to_extend, release_turn
-from holdfast.protocol.rlock import BaseRLock, ReentrantLease, release_level
+from holdfast.protocol.rlock import BaseRLock, ReentrantLease, hand_over_level, release_level
 from holdfast.protocol.stampede import ask, forget
 
 __all__ = [
@@ -71,6 +72,13 @@ class Lease(BaseLease):
         """Give it back. LeaseLost if it was lost before, NotHeld if it was given back already."""
         self._driver.run(release_lease(self))
 
+    def hand_over(self) -> str:
+        """A ticket with which another process can go on with this hold (``client.adopt``); this lease ends here.
+
+        There is one ttl from now for that. Whoever has the ticket can have the lock: keep it out of logs.
+        """
+        return self._driver.run(hand_over(self))
+
 
 class Lock(BaseLock[Lease]):
     """A lock, used like threading.Lock; ``with`` gives the Lease."""
@@ -109,6 +117,10 @@ class RLease(ReentrantLease, Lease):
     def release(self) -> None:
         """Give it back once, of as many times as it was taken. NotHeld if another thread has it."""
         self._driver.run(release_level(self))
+
+    def hand_over(self) -> str:
+        """As of any lease; but Unsupported while it is taken more than once."""
+        return self._driver.run(hand_over_level(self))
 
 
 class RLock(BaseRLock[RLease], Lock):
@@ -414,6 +426,23 @@ class Client(BaseClient):
             name, ttl=ttl, wait=wait, renew=renew, max_hold=max_hold, on_lost=on_lost, label=label, cohort=0
         )
         return Election(self._driver, lock)
+
+    def adopt(
+        self,
+        ticket: str,
+        *,
+        ttl: float = 30.0,
+        renew: bool = True,
+        max_hold: float | None = None,
+        on_lost: Callable[[Lease], object] | None = None,
+        label: str = "",
+    ) -> Lease:
+        """Go on with a hold that another process has handed over: a lease with a token and a fence of its own.
+
+        NotAcquired if the ticket was adopted before, or its time ran out. The options are those of ``lock``.
+        """
+        offer, terms = self._read(ticket, (ttl, None, renew, max_hold, on_lost, label, 0))
+        return self._driver.run(adopt(self._driver, offer, terms, Lease))
 
     def recipe(self, name: str, key: str, **options: Any) -> Lock:
         """A lock of history, word for word as it is still deployed. docs/recipes.md has their options and their pits.

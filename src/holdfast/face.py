@@ -16,6 +16,7 @@ from holdfast.names import Keys, check_namespace, keys_of
 from holdfast.options import seconds, terms_of, whole
 from holdfast.protocol.entries import Entry, Json, Policy, Serializer, entry_of
 from holdfast.protocol.flights import Desk
+from holdfast.protocol.handover import Offer, read_ticket
 from holdfast.protocol.latch import Vigils
 from holdfast.protocol.recipes import FENCED, RECIPES, make
 from holdfast.protocol.rlock import Owned
@@ -171,6 +172,11 @@ class BaseClient:
         call.key = lambda *args, **kwargs: template.name_of(args, kwargs)
         call.invalidate = update_wrapper(invalidate, function)
         return call
+
+    def _read(self, ticket: str, asked: tuple[Any, ...]) -> tuple[Offer, Terms]:
+        """What a ticket offers, and the terms on which it is adopted, checked."""
+        offer = read_ticket(ticket, self._namespace)
+        return offer, self._ask((offer.keys.name,), asked)[1]
 
     def _recall(
         self, name: str, key: str, options: Mapping[str, Any], lock_class: type[Any], lease_class: type[Any]

@@ -24,13 +24,14 @@ from collections.abc import Hashable
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
-from holdfast.errors import AcquireTimeout, LeaseLost, NotHeld
+from holdfast.errors import AcquireTimeout, LeaseLost, NotHeld, Unsupported
 from holdfast.lease import ENDED, BaseLease, Hold, Terms
 from holdfast.names import Keys
 from holdfast.protocol.effects import STOPPED, Effects, attach, caller, clock, detach
+from holdfast.protocol.handover import Ticket, hand_over
 from holdfast.protocol.lock import BaseLock, release_lease
 
-__all__ = ["BaseRLock", "Owned", "ReentrantLease", "release_level"]
+__all__ = ["BaseRLock", "Owned", "ReentrantLease", "hand_over_level", "release_level"]
 
 
 class ReentrantLease(BaseLease):
@@ -183,6 +184,20 @@ def release_level(lease: ReentrantLease) -> Effects[None]:
     if lease._owner != me or hold.phase is ENDED:
         raise NotHeld(hold.name)
     yield from _give_back(lease)
+
+
+def hand_over_level(lease: ReentrantLease) -> Effects[Ticket]:
+    """Hand it over; not while it is taken more than once, for the inner ones would go on without it."""
+    me = yield from caller()
+    hold = lease._hold
+    if hold.mine and lease._owner != me:
+        raise NotHeld(hold.name)
+    if lease._depth > 1:
+        raise Unsupported(
+            f"hand_over of {hold.name!r}, which its owner has taken {lease._depth} times",
+            "give the inner ones back first",
+        )
+    return (yield from hand_over(lease))
 
 
 def _give_back(lease: ReentrantLease) -> Effects[None]:

@@ -1,0 +1,23 @@
+-- Make a hold ready to be adopted: it lasts one whole ttl from now, and no late request can bring it back after that.
+--
+-- KEYS 1 the lock
+--      2 the tombstone of this token
+-- ARGV 1 token   2 ttl in ms
+--      3 how long the tombstone stands, in ms (0: none is needed, every request was answered)
+--
+-- Returns 1 it is there, 0 the key is gone, -1 it is another owner's.
+--
+-- One step, because only the owner may touch the ttl, and ownership can end between a GET and a PEXPIRE.
+
+local owner = redis.call('GET', KEYS[1])
+if owner ~= ARGV[1] then
+  return owner and -1 or 0
+end
+if ARGV[3] ~= '0' then
+  redis.call('SET', KEYS[2], '', 'PX', ARGV[3])
+end
+local left_ms = redis.call('PTTL', KEYS[1])
+if left_ms >= 0 and left_ms < tonumber(ARGV[2]) then
+  redis.call('PEXPIRE', KEYS[1], ARGV[2])
+end
+return 1
