@@ -426,6 +426,26 @@ def test_whoever_asks_after_an_invalidation_gets_nothing_older(play: Any) -> Non
     play(scenario)
 
 
+def test_whoever_asks_after_an_invalidation_does_not_wait_for_what_counts_no_more(play: Any) -> None:
+    async def scenario(api: Any) -> None:
+        client = api.client()
+        source = Source(api, 1.0)
+        ended = []
+
+        async def first() -> None:
+            ended.append(await client.get_or_compute("k", source))
+
+        computing = api.spawn(first)
+        await api.sleep(0.05)
+        await client.invalidate("k")
+        source.cost = 0.0
+        assert await client.get_or_compute("k", source) == {"number": 2}
+        assert not ended
+        await computing.join()
+
+    play(scenario)
+
+
 def test_a_computation_that_asks_for_itself_is_told_so(play: Any) -> None:
     async def scenario(api: Any) -> None:
         client = api.client()

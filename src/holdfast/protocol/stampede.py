@@ -254,7 +254,7 @@ def forget(desk: Desk, entry: Entry, timeout: float) -> Effects[bool]:
             if attempt or not failed.prompt:
                 yield from wait(None, now + mutex.backoff(entry.name, attempt))
             attempt += 1
-    # What is under way in this process may have looked before that. Whoever sits there asked before, too.
+    # Whoever comes now need not wait for a computation that counts no more.
     flight = desk.flights.get(entry.shared[0])
     if flight is not None:
         desk.close(flight)
