@@ -22,6 +22,8 @@ from holdfast.protocol.latch import BaseLatch
 from holdfast.protocol.lock import BaseLock, BaseLost, extend_lease, release_lease, wait_until_lost
 from holdfast.protocol.recipes.base import BaseRecipe, FencelessLease, refuse_to_extend, release_turn
 from holdfast.protocol.rlock import BaseRLock, ReentrantLease, hand_over_level, release_level
+from holdfast.protocol.rwlock import BaseReader, BaseRWLock, BaseWriteLease, BaseWriter, downgrade_lease
+from holdfast.protocol.semaphore import BasePermit, BaseSemaphore
 from holdfast.protocol.stampede import ask, forget
 
 __all__ = [
@@ -32,11 +34,17 @@ __all__ = [
     "Lease",
     "Lock",
     "Lost",
+    "Permit",
     "RLease",
     "RLock",
+    "RWLock",
+    "ReadLock",
     "Recipe",
     "RecipeLease",
+    "Semaphore",
     "Terms",
+    "WriteLease",
+    "WriteLock",
     "connect",
     "lock",
 ]
@@ -206,6 +214,67 @@ class Election(BaseElection[Lease]):
     def terms(self) -> Terms:
         """Lead, again and again: ``async for lease in election.terms()``. Each round campaigns, and ends a term."""
         return Terms(self._driver, self._lock)
+
+
+class Permit(BasePermit, Lease):
+    """A hold on one permit of a semaphore."""
+
+    __slots__ = ()
+
+
+class Semaphore(BaseSemaphore[Permit], Lock):
+    """A semaphore, used like asyncio.BoundedSemaphore; ``async with`` gives the Permit.
+
+    One object may hold many. ``release()`` gives back the calling task's latest, or else the oldest.
+    """
+
+    __slots__ = ()
+
+    async def acquire(self, blocking: bool = True, timeout: float = -1) -> Permit | None:
+        """A Permit, or None if there was none to be had (in time)."""
+        return await self._driver.run(self._acquire(patience(blocking, timeout)))
+
+    async def locked(self) -> bool:
+        """Whether all permits are taken, asked of the server."""
+        return await self._driver.run(self._locked())
+
+    def __aenter__(self) -> Awaitable[Permit]:
+        return self._driver.run(self._enter())
+
+
+class WriteLease(BaseWriteLease, Lease):
+    """A hold on the writing side of a lock."""
+
+    __slots__ = ()
+
+    async def downgrade(self) -> None:
+        """From now on it only reads, beside others; no writer can get in between. It is given back as before."""
+        await self._driver.run(downgrade_lease(self))
+
+
+class ReadLock(BaseReader[Lease], Lock):
+    """The reading side of a lock. One object may hold many leases; ``locked()``: whether anybody reads."""
+
+    __slots__ = ()
+
+
+class WriteLock(BaseWriter[WriteLease], Lock):
+    """The writing side of a lock; ``locked()``: whether anybody writes."""
+
+    __slots__ = ()
+
+    async def acquire(self, blocking: bool = True, timeout: float = -1) -> WriteLease | None:
+        """A WriteLease, or None if it could not be had (in time)."""
+        return await self._driver.run(self._acquire(patience(blocking, timeout)))
+
+    def __aenter__(self) -> Awaitable[WriteLease]:
+        return self._driver.run(self._enter())
+
+
+class RWLock(BaseRWLock[ReadLock, WriteLock]):
+    """A readers-writer lock: ``read`` and ``write`` are its two sides, each a lock."""
+
+    __slots__ = ()
 
 
 class RecipeLease(FencelessLease, Lease):
@@ -409,6 +478,50 @@ class Client(BaseClient):
         """
         keys, terms = self._ask((name,), (ttl, wait, renew, max_hold, on_lost, label, cohort))
         return RLock(self._driver, keys, terms, RLease, self._owned)
+
+    def semaphore(
+        self,
+        name: str,
+        permits: int,
+        *,
+        ttl: float = 30.0,
+        wait: float | None = None,
+        renew: bool = True,
+        max_hold: float | None = None,
+        on_lost: Callable[[Permit], object] | str | None = None,
+        label: str = "",
+        cohort: int = 64,
+    ) -> Semaphore:
+        """A semaphore of that name: at most so many hold at the same time, each a numbered slot (``lease.slot``).
+
+        A smaller number of permits than before takes none back; it holds for those who ask from now on. The options
+        are those of ``lock``, but for cohort, which does not apply.
+        """
+        keys, terms = self._ask_room(name, (ttl, wait, renew, max_hold, on_lost, label, cohort))
+        return Semaphore(self._driver, keys, terms, Permit, permits)
+
+    def rwlock(
+        self,
+        name: str,
+        *,
+        ttl: float = 30.0,
+        wait: float | None = None,
+        renew: bool = True,
+        max_hold: float | None = None,
+        on_lost: Callable[[Lease], object] | str | None = None,
+        label: str = "",
+        cohort: int = 64,
+    ) -> RWLock:
+        """A readers-writer lock of that name: ``read`` for any number at the same time, ``write`` for one alone.
+
+        Both are locks. A task that reads cannot ask for ``write``: WouldDeadlock. The options are those of ``lock``,
+        but for cohort, which does not apply.
+        """
+        keys, terms = self._ask_room(name, (ttl, wait, renew, max_hold, on_lost, label, cohort))
+        return RWLock(
+            ReadLock(self._driver, keys, terms, Lease, self._readers),
+            WriteLock(self._driver, keys, terms, WriteLease, self._readers),
+        )
 
     def latch(self, name: str, count: int, *, retention: float = 3600.0) -> Latch:
         """A latch of that name, which opens when it was counted down so many times.

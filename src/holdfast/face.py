@@ -6,6 +6,7 @@ import inspect
 import logging
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import lru_cache, update_wrapper
 from typing import Any, Final
 from weakref import WeakValueDictionary
@@ -20,6 +21,7 @@ from holdfast.protocol.handover import Offer, read_ticket
 from holdfast.protocol.latch import Vigils
 from holdfast.protocol.recipes import FENCED, RECIPES, make
 from holdfast.protocol.rlock import Owned
+from holdfast.protocol.rwlock import Readers
 from holdfast.protocol.templates import Template, is_coroutine_function
 
 __all__ = ["FENCED", "BaseClient", "exclusive_wait", "fenced_options", "refuse_coroutine"]
@@ -113,6 +115,8 @@ class BaseClient:
         self._vigils: Vigils = {}  # latches that are waited for
         self._recent: tuple[tuple[Any, ...], list[type], Terms] = (), [], shared
         self._owned: Owned = WeakValueDictionary()  # reentrant locks, by who has them
+        self._readers: Readers = WeakValueDictionary()  # of readers-writer locks, likewise
+        self._recent_room = shared, replace(shared, cohort=0)
 
     def _ask(self, names: tuple[str, ...], asked: tuple[Any, ...]) -> tuple[Keys, Terms]:
         """The keys and the terms of a lock, checked; what is asked for comes in the order of OPTIONS."""
@@ -177,6 +181,15 @@ class BaseClient:
         """What a ticket offers, and the terms on which it is adopted, checked."""
         offer = read_ticket(ticket, self._namespace)
         return offer, self._ask((offer.keys.name,), asked)[1]
+
+    def _ask_room(self, name: str, asked: tuple[Any, ...]) -> tuple[Keys, Terms]:
+        """The same for a kind of lock that is not passed on within a process."""
+        keys, terms = self._ask((name,), asked)
+        asked_on, asked_for = self._recent_room
+        if terms is not asked_on:
+            asked_for = replace(terms, cohort=0)
+            self._recent_room = terms, asked_for
+        return keys, asked_for
 
     def _recall(
         self, name: str, key: str, options: Mapping[str, Any], lock_class: type[Any], lease_class: type[Any]

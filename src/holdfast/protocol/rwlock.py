@@ -20,7 +20,7 @@ Atomic and clocks: as in room.py.
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 from weakref import WeakValueDictionary
 
 from holdfast.errors import WouldDeadlock
@@ -31,9 +31,11 @@ from holdfast.protocol.cohort import Gate
 from holdfast.protocol.effects import Effects, Step, caller
 from holdfast.protocol.room import ALL, ANY, BaseRoom, RoomHold
 
-__all__ = ["BaseReader", "BaseWriteLease", "BaseWriter", "Readers", "downgrade_lease"]
+__all__ = ["BaseRWLock", "BaseReader", "BaseWriteLease", "BaseWriter", "Readers", "downgrade_lease"]
 
 L = TypeVar("L", bound=BaseLease)
+R = TypeVar("R", bound=BaseRoom[Any])
+W = TypeVar("W", bound=BaseRoom[Any])
 
 
 # By key and caller: the latest that it reads. Weak, so that what nobody holds is forgotten.
@@ -132,3 +134,30 @@ def downgrade_lease(lease: BaseWriteLease) -> Effects[None]:
     if hold.wanted != ANY:
         hold.wanted = ANY
         note_reader(lease._readers, hold)
+
+
+class BaseRWLock(Generic[R, W]):
+    """Both sides of one lock."""
+
+    __slots__ = ("_read", "_write")
+
+    def __init__(self, read: R, write: W) -> None:
+        self._read = read
+        self._write = write
+
+    @property
+    def name(self) -> str:
+        return self._read.name
+
+    @property
+    def read(self) -> R:
+        """The side of those who only look: any number of them at the same time."""
+        return self._read
+
+    @property
+    def write(self) -> W:
+        """The side of those who change something: one, and nobody else."""
+        return self._write
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__module__}.RWLock object {self.name!r} at {id(self):#x}>"
