@@ -356,3 +356,14 @@ def test_answers_that_python_hashes_alike_lead_to_different_lives() -> None:
     }
     assert {replies for _, replies in told} == {(-1,), (-2,)}
     assert len(set(told.values())) == len(told)
+
+
+def test_a_mistake_in_a_program_ends_the_search_and_is_not_taken_for_a_client_that_does_no_wrong() -> None:
+    class Mistaken(SetNX):
+        def attempt(self, turn: Turn, timeout: float) -> Effects[Outcome]:
+            if (yield from super().attempt(turn, timeout)) == LOST:
+                raise ZeroDivisionError
+            return WON
+
+    with pytest.raises(ZeroDivisionError):
+        Explorer(of(Mistaken)._replace(clients=2)).search(0)

@@ -25,7 +25,7 @@ from holdfast.lab.trace import BROKEN, UNKNOWN
 __all__ = ["Broken", "Explorer"]
 
 Path = tuple[Any, ...]  # (the path before, a choice), or () at the start
-_LOOK_EVERY = 256
+_LOOK_EVERY = 16  # states, each of which may take a millisecond
 
 
 class Broken(NamedTuple):
@@ -145,7 +145,8 @@ class Explorer:
             self.transitions += 1
             after, events = model.after(state, choice)
             is_pure = reduce and not events and commutes(choice, state, after)
-            asleep = frozenset(pure) if is_pure else frozenset()
+            # Not its own other steps: a client may tell in which order they were answered.
+            asleep = frozenset(other for other in pure if other[1] != choice[1]) if is_pure else frozenset()
             if is_pure:
                 pure.append(choice)
             mark = hash(after)

@@ -183,7 +183,14 @@ class Site:
         elif kind == "start":
             self._process = self.spawn(self._visit(), machine)
         self._drain()
+        self._look_for_bugs()
         self._watch_the_lease()
+
+    def _look_for_bugs(self) -> None:
+        """A client that is ended by a mistake in its program does nothing wrong any more, and all would seem to hold."""
+        for process in self.machine.processes:
+            if process.error is not None and not isinstance(process.error, Cancelled):
+                raise process.error
 
     def _drain(self) -> None:
         while self._soon:
