@@ -53,9 +53,23 @@ class Template:
         _refuse_generators(self._said, function)
         self._signature = inspect.signature(function)
         self._fields = self._parse()
-        literal = "".join(field.text for field in self._fields)
-        separators = {char for char in literal if not char.isalnum() and char != "_"}
-        self._unsafe = re.compile(rf"[%:{{}}\s\x00-\x1f\x7f{re.escape(''.join(sorted(separators)))}]")
+        separators = "".join(sorted(set().union(*map(_marks, self._between()))))
+        self._unsafe = re.compile(rf"[%:{{}}\s\x00-\x1f\x7f{re.escape(separators)}]")
+
+    def _between(self) -> list[str]:
+        """What stands between two fields. Each must have a mark by which the end of the first can be told."""
+        texts: list[str] = []
+        since = ""
+        begun = False
+        for field in self._fields:
+            since += field.text
+            if field.path:
+                if begun:
+                    texts.append(since)
+                    if not _marks(since):
+                        raise InvalidConfig(self._said, "put a colon or the like between two fields, so that they end")
+                since, begun = "", True
+        return texts
 
     def _parse(self) -> list[Field]:
         if not isinstance(self.pattern, str) or not self.pattern:
@@ -65,12 +79,10 @@ class Template:
         except ValueError as error:
             raise InvalidConfig(self._said, f"{error}. A brace that is no field is written twice") from None
         fields: list[Field] = []
-        for number, (text, path, spec, conversion) in enumerate(parsed):
+        for text, path, spec, conversion in parsed:
             if path is None:
                 fields.append(Field(text))
                 continue
-            if number and not text:
-                raise InvalidConfig(self._said, "put something between two fields, or they run into each other")
             if "{" in (spec or ""):
                 raise InvalidConfig(self._said, "a field within a field is too much for a name")
             fields.append(Field(text, path, self._parameter(path), conversion, spec or ""))
@@ -125,6 +137,10 @@ def _says_nothing(value: object) -> bool:
     if isinstance(value, _CONTAINERS):
         return True
     return all(getattr(kind, way) is getattr(object, way) for way in ("__str__", "__repr__", "__format__"))
+
+
+def _marks(text: str) -> set[str]:
+    return {char for char in text if not char.isalnum()}
 
 
 def _escape(found: re.Match[str]) -> str:

@@ -1,0 +1,246 @@
+"""Names made of arguments, and what is refused before the first call."""
+
+from __future__ import annotations
+
+import datetime
+import enum
+import functools
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import holdfast
+import holdfast.aio
+from holdfast.protocol.templates import Template
+
+
+def name(pattern: str, function: Any, *args: Any, **kwargs: Any) -> str:
+    return Template(pattern, function, "cached").name(args, kwargs)
+
+
+def both(x: Any, y: Any = "Y") -> None: ...
+
+
+class User:
+    def __init__(self, number: int) -> None:
+        self.id = number
+
+
+class Colour(enum.StrEnum):
+    RED = "red"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "args", "kwargs", "made"),
+    [
+        ("user:{x}", (42,), {}, "user:42"),
+        ("user:{x}:{y}", (42,), {}, "user:42:Y"),
+        ("{x}", (), {"x": "a"}, "a"),
+        ("user:{x.id}", (User(7),), {}, "user:7"),
+        ("user:{x[0]}", ([5, 6],), {}, "user:5"),
+        ("user:{x[name]}", ({"name": "ann"},), {}, "user:ann"),
+        ("day:{x:%Y-%m-%d}", (datetime.date(2024, 2, 3),), {}, "day:2024-02-03"),
+        ("n:{x:04d}", (7,), {}, "n:0007"),
+        ("c:{x}", (Colour.RED,), {}, "c:red"),
+        ("u:{x}", (uuid.UUID(int=1),), {}, "u:00000000-0000-0000-0000-000000000001"),
+        ("{{shop}}:{x}", (1,), {}, "{shop}:1"),
+        ("all", (1,), {}, "all"),
+        ("n:{x}", (None,), {}, "n:None"),
+        ("n:{x}", ("über 漢",), {}, "n:über%20漢"),
+        ("n:{x}", ("a:b%{c}\n",), {}, "n:a%3Ab%25%7Bc%7D%0A"),
+        ("a/{x}", ("b/c-d",), {}, "a/b/c-d"),
+        ("a/{x}/{y}", ("b/c-d",), {}, "a/b%2Fc-d/Y"),
+        ("a_{x}_{y}", ("b_c",), {}, "a_b%5Fc_Y"),
+    ],
+)
+def test_names(pattern: str, args: Any, kwargs: Any, made: str) -> None:
+    assert name(pattern, both, *args, **kwargs) == made
+
+
+@given(st.tuples(st.text(max_size=6), st.text(max_size=6)), st.tuples(st.text(max_size=6), st.text(max_size=6)))
+@pytest.mark.parametrize("pattern", ["a:{x}:{y}", "{x}-{y}", "a{x}/b/{y}c", "{x} {y}", "{x}_{y}", "{x}a-a{y}"])
+def test_different_arguments_have_different_names(pattern: str, one: Any, other: Any) -> None:
+    assert (name(pattern, both, *one) == name(pattern, both, *other)) == (one == other)
+
+
+@given(st.text(alphabet=":|-{}% ab", max_size=8), st.text(alphabet=":|-{}% ab", max_size=8), st.data())
+def test_what_separates_cannot_be_smuggled_in(x: str, y: str, data: Any) -> None:
+    other = data.draw(st.tuples(st.text(alphabet=":|-ab", max_size=8), st.text(alphabet=":|-ab", max_size=8)))
+    assert (name("{x}|-{y}", both, x, y) == name("{x}|-{y}", both, *other)) == ((x, y) == other)
+
+
+@pytest.mark.parametrize("value", [[1], (1,), {"a": 1}, {1}, b"x", object(), User(1)])
+def test_what_has_no_short_name_is_refused(value: Any) -> None:
+    with pytest.raises(holdfast.InvalidName, match=type(value).__name__):
+        name("user:{x}", both, value)
+
+
+def generator(x: int) -> Iterator[int]:
+    yield x
+
+
+async def async_generator(x: int) -> AsyncIterator[int]:
+    yield x
+
+
+async def coroutine_function(x: int) -> int:
+    return x
+
+
+class Callable:
+    def __call__(self, x: int) -> int:
+        return x
+
+
+class AsyncCallable:
+    async def __call__(self, x: int) -> int:
+        return x
+
+
+BAD = [
+    ("user:{z}", both, "{z} is no argument.*x, y"),
+    ("user:{z.id}", both, "is no argument"),
+    ("user:{}", both, "is no argument"),
+    ("user:{0}", both, "is no argument"),
+    ("user:{args[0]}", lambda *args: 1, "is no argument.*none"),
+    ("user:{kwargs[a]}", lambda **kwargs: 1, "is no argument"),
+    ("user:{x}{y}", both, "between"),
+    ("user:{x}and{y}", both, "between"),
+    ("user:{x:{y}}", both, "within"),
+    ("user:{x", both, "brace"),
+    ("user:}", both, "brace"),
+    ("", both, "give a name"),
+    (None, both, "give a name"),
+    ("user:{x}", generator, "is a generator"),
+    ("user:{x}", functools.partial(generator, 1), "is a generator"),
+    ("user:{x}", async_generator, "is a generator"),
+    ("user:{x}", classmethod(both), "under @classmethod"),
+    ("user:{x}", staticmethod(both), "under @staticmethod"),
+    ("user:{x}", User, "decorates functions"),
+    ("user:{x}", 42, "decorates functions"),
+    ("{x}:hf1:", lambda x: x, "hf<digit>"),
+    ("{{}}{x}", lambda x: x, "hash tag"),
+    ("a\n{x}", lambda x: x, "control character"),
+]
+
+
+@pytest.mark.parametrize("decorator", ["cached", "exclusive"])
+@pytest.mark.parametrize("module", [holdfast, holdfast.aio])
+@pytest.mark.parametrize(("pattern", "function", "problem"), BAD)
+def test_mistakes_are_found_at_decoration(
+    module: Any, decorator: str, pattern: Any, function: Any, problem: str
+) -> None:
+    client = module.connect("redis://127.0.0.1:1/0")  # nobody is asked
+    with pytest.raises((holdfast.InvalidConfig, holdfast.InvalidName), match=problem):
+        getattr(client, decorator)(pattern)(function)
+
+
+@pytest.mark.parametrize("decorator", ["cached", "exclusive"])
+def test_the_blocking_face_refuses_coroutine_functions(decorator: str) -> None:
+    client = holdfast.connect("redis://127.0.0.1:1/0")
+    for function in (coroutine_function, functools.partial(coroutine_function, 1), AsyncCallable()):
+        with pytest.raises(holdfast.InvalidConfig, match="holdfast.aio"):
+            getattr(client, decorator)("a")(function)
+
+
+def test_a_coroutine_that_was_not_foreseen_is_refused_all_the_same(client: holdfast.Client) -> None:
+    with pytest.raises(holdfast.InvalidConfig, match="holdfast.aio"):
+        client.get_or_compute("k", lambda: coroutine_function(1))
+    with pytest.raises(holdfast.InvalidConfig, match="holdfast.aio"):
+        client.exclusive("e")(lambda: coroutine_function(1))()
+
+
+def test_objects_that_can_be_called_can_be_decorated(client: holdfast.Client) -> None:
+    assert client.cached("c:{x}")(Callable())(3) == 3
+    assert client.cached("p:{x}")(functools.partial(both, y=1))(3) is None
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"ttl": 0},
+        {"ttl": -1},
+        {"ttl": "60"},
+        {"ttl": True},
+        {"ttl": float("nan")},
+        {"ttl": float("inf")},
+        {"ttl": [1]},
+        {"ttl": None},
+        {"stale": -1},
+        {"stale": None},
+        {"errors": "all"},
+        {"early": -0.1},
+        {"early": 1000},
+        {"early": True},
+        {"early": "1"},
+        {"compute_ttl": 0},
+        {"compute_ttl": None},
+        {"max_compute": 0},
+        {"wait": -1},
+        {"wait": "now"},
+        {"serializer": "json"},
+        {"serializer": object()},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("module", [holdfast, holdfast.aio])
+def test_bad_options_are_refused_when_they_are_given(module: Any, options: dict[str, Any]) -> None:
+    client = module.connect("redis://127.0.0.1:1/0")
+    with pytest.raises(holdfast.InvalidConfig, match=next(iter(options))):
+        client.cached("k", **options)
+    if module is holdfast:
+        with pytest.raises(holdfast.InvalidConfig, match=next(iter(options))):
+            client.get_or_compute("k", lambda: 1, **options)
+
+
+@pytest.mark.parametrize("key", ["", "a\nb", "a:hf1:b", "x" * 600, 42, None, ["k"]])
+def test_bad_keys_are_refused(key: Any) -> None:
+    client = holdfast.connect("redis://127.0.0.1:1/0")
+    with pytest.raises(holdfast.InvalidName):
+        client.get_or_compute(key, lambda: 1)
+    with pytest.raises(holdfast.InvalidName):
+        client.invalidate(key)
+
+
+@pytest.mark.parametrize("options", [{"busy": "later"}, {"wait": -1}, {"ttl": 0}, {"on_lost": "panic"}, {"label": 1}])
+@pytest.mark.parametrize("module", [holdfast, holdfast.aio])
+def test_bad_options_of_exclusive_are_refused_when_they_are_given(module: Any, options: dict[str, Any]) -> None:
+    client = module.connect("redis://127.0.0.1:1/0")
+    with pytest.raises(holdfast.InvalidConfig, match=next(iter(options))):
+        client.exclusive("a", **options)
+
+
+def test_a_serializer_must_make_text_or_bytes(client: holdfast.Client) -> None:
+    class Odd:
+        dumps = staticmethod(lambda value: 42)
+        loads = staticmethod(lambda data: data)
+
+    with pytest.raises(holdfast.InvalidConfig, match="returned int"):
+        client.get_or_compute("k", lambda: 1, serializer=Odd())  # type: ignore[arg-type]
+
+
+def test_an_unhashable_serializer_will_do(client: holdfast.Client) -> None:
+    class Words(list[str]):
+        def dumps(self, value: Any) -> str:
+            return str(value)
+
+        def loads(self, data: bytes) -> Any:
+            return [*self, data.decode()]
+
+    for _ in range(2):
+        assert client.get_or_compute("k", lambda: 1, serializer=Words(["it is"])) == ["it is", "1"]
+
+
+def test_early_refresh_is_drawn_as_xfetch_has_it() -> None:
+    from holdfast.protocol.stampede import earliness
+
+    drawn = sorted(earliness(1.0, f"token-{number}") for number in range(20_000))
+    assert drawn[0] >= 0
+    mean = sum(drawn) / len(drawn)
+    assert 0.95 < mean < 1.05, "an exponential distribution has the mean 1"
+    assert 0.66 < drawn[10_000] < 0.73, "and the median ln 2"
+    assert earliness(2.0, "token-1") == 2 * earliness(1.0, "token-1")
