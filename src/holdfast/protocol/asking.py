@@ -1,8 +1,9 @@
 """Asking the server for something that may be asked for twice.
 
 Invariant. What is sent here changes nothing, or counts once however often it arrives (by its token). So a step whose
-reply did not come is simply sent again, as long as the client's timeout lasts; and if none comes at all, whoever asked
-is told whether it can have taken effect.
+reply did not come is simply sent again, as long as the client's timeout lasts, and once more, because by then a
+connection that has been silent throughout was given up for another. If no reply comes at all, whoever asked is told
+whether it can have taken effect.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ __all__ = ["insist", "named"]
 
 def insist(step: Step, terms: Terms, *, dice: str = "", shielded: bool = False) -> Effects[Any]:
     """Its reply; or StepFailed, with ``sent`` if any of the tries may have taken effect."""
-    until = (yield from clock()) + terms.timeout
+    until = (yield from clock()) + terms.timeout + terms.resend_after / 2
     sent = False
     attempt = 0
     while True:

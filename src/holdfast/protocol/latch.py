@@ -221,7 +221,7 @@ class BaseLatch:
             if failed.retry:
                 return False
             board.mute = True  # the server is there, as we have just seen: what it minds is the listener
-        return True
+        return board.armed or board.mute  # neither, if the listener was lost again at once
 
     def _sleep(self, vigil: Vigil, hold: Hold, until: float, pause: float) -> Effects[None]:
         """Wait for the bell; it may have been rung before we came here."""
