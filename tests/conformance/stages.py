@@ -205,8 +205,8 @@ class BlockingHandle:
 
 # What is awaited, and what makes something whose methods are.
 AWAITED = {"acquire", "release", "locked", "extend", "wait", "hand_over", "adopt"}
-AWAITED |= {"count_down", "count", "leader", "resign"}
-MADE = {"lock", "rlock", "latch", "election", "lead", "terms"}
+AWAITED |= {"count_down", "count", "leader", "resign", "downgrade"}
+MADE = {"lock", "rlock", "rwlock", "semaphore", "latch", "election", "lead", "terms"}
 
 
 class _Awaited:
@@ -250,7 +250,7 @@ class _Awaited:
 
 
 def _wrap(value: Any) -> Any:
-    return _Awaited(value) if isinstance(value, holdfast.Lease | holdfast.blocking.Lost) else value
+    return _Awaited(value) if isinstance(value, holdfast.Lease | holdfast.Lock | holdfast.blocking.Lost) else value
 
 
 APIS: dict[str, Any] = {"world": WorldApi, "asyncio": AsyncioApi, "blocking": BlockingApi}
