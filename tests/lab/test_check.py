@@ -235,6 +235,9 @@ def test_acquire_totality(case: Case) -> None:
     Case("the server may forget the order", [
         at(0, A, "arrived"), at(1, B, "arrived"), at(2, ALL, "touched", what="restart"), at(3, B, "granted"),
     ], HOLDS),
+    Case("but its scripts do not keep it", [
+        at(0, A, "arrived"), at(1, B, "arrived"), at(2, ALL, "touched", what="script_flush"), at(3, B, "granted"),
+    ], BROKEN, (B, A)),
     Case("but not before the fault", [
         at(0, A, "arrived"), at(1, B, "arrived"), at(2, B, "granted"), at(3, ALL, "touched", what="restart"),
     ], BROKEN, (B, A)),

@@ -367,3 +367,11 @@ def test_a_mistake_in_a_program_ends_the_search_and_is_not_taken_for_a_client_th
 
     with pytest.raises(ZeroDivisionError):
         Explorer(of(Mistaken)._replace(clients=2)).search(0)
+
+
+def test_a_server_may_start_again_also_while_the_lock_is_free() -> None:
+    """It forgets more than the key: the queue, the fences, and who has given up."""
+    model = Explorer(config_of("holdfast", clients=2, kinds=("restart",))).model
+    state, _ = model.after(model.first(), ("come", 0))
+    assert model.is_free(state)
+    assert ("fault", "restart") in model.moves(state)

@@ -211,7 +211,7 @@ class Model:
         value, _ = self.server.lock(state.store)
         if state.come:
             for kind in ("restart", "eviction", "script_flush", "clock_jump"):
-                if kind in kinds and (value is not None or kind == "script_flush"):
+                if kind in kinds and (value is not None or kind in ("script_flush", "restart")):
                     yield "fault", kind
             if "failover" in kinds:
                 for lag in range(len(state.before)):

@@ -187,7 +187,7 @@ class Site:
         self._watch_the_lease()
 
     def _look_for_bugs(self) -> None:
-        """A client that is ended by a mistake in its program does nothing wrong any more, and all would seem to hold."""
+        """A client that a mistake in its program has ended does no wrong any more, and all would seem to hold."""
         for process in self.machine.processes:
             if process.error is not None and not isinstance(process.error, Cancelled):
                 raise process.error
