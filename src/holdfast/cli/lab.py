@@ -160,8 +160,8 @@ def show(
     out = console()
     if cell.trace is None:
         told = {
-            "holds": f"holds in all of {cell.states:,} states. Nothing within the bounds breaks it.",
-            "unknown": f"unknown after {cell.states:,} states. Give it a larger --budget.",
+            "holds": f"holds in all of {cell.states:,} states that were explored.",
+            "unknown": f"unknown after {cell.states:,} states: too small a --budget, or {recipe} has no such thing.",
         }
         out.print(Text.assemble((f"{recipe}, {invariant}: ", "bold"), told.get(cell.verdict, cell.verdict)))
         out.print(f"{meaning.get(invariant, '')}", markup=False)

@@ -4,9 +4,10 @@ A row is searched in widening circles: no fault, then one, then two; mild ones b
 many as were asked for. A trace found earlier is simpler, and stays. What is left of the budget goes to random walks.
 Rows are shared out to as many processes as there are cores.
 
-A verdict of ``holds`` means: everything without a fault was explored, and nothing that was explored with faults breaks
-it; the number of states says how much that was. It is ``unknown`` if not even that was done, or if no history had
-anything to say about it, as a lock without fences has nothing to say about fences.
+A verdict of ``holds`` means: all that two clients can do without a fault was explored, and nothing that was explored
+beyond that, with more clients and with faults, breaks it; the number of states says how much that was. It is
+``unknown`` if not even the first was done, or if no history had anything to say about it, as a lock without fences has
+nothing to say about fences.
 """
 
 from __future__ import annotations
