@@ -12,7 +12,7 @@ import holdfast.blocking
 
 CLASSES = [
     *("Client", "Election", "Latch", "Lock", "Lease", "Lost", "Permit", "RLease", "RLock", "RWLock", "ReadLock"),
-    *("Recipe", "RecipeLease", "Semaphore", "Terms", "WriteLease", "WriteLock"),
+    *("MultiLock", "Recipe", "RecipeLease", "Semaphore", "Terms", "WriteLease", "WriteLock"),
 ]
 OTHER_NAME = {"close": "aclose", "__enter__": "__aenter__", "__exit__": "__aexit__"}
 SAID_DIFFERENTLY = {"on_lost"}  # under asyncio it may also be a word

@@ -20,6 +20,7 @@ from holdfast.protocol.entries import Entry, Policy, Serializer
 from holdfast.protocol.handover import adopt, hand_over
 from holdfast.protocol.latch import BaseLatch
 from holdfast.protocol.lock import BaseLock, BaseLost, extend_lease, release_lease, wait_until_lost
+from holdfast.protocol.multi import BaseMultiLock
 from holdfast.protocol.recipes.base import BaseRecipe, FencelessLease, refuse_to_extend, release_turn
 from holdfast.protocol.rlock import BaseRLock, ReentrantLease, hand_over_level, release_level
 from holdfast.protocol.rwlock import BaseReader, BaseRWLock, BaseWriteLease, BaseWriter, downgrade_lease
@@ -34,6 +35,7 @@ __all__ = [
     "Lease",
     "Lock",
     "Lost",
+    "MultiLock",
     "Permit",
     "RLease",
     "RLock",
@@ -115,6 +117,12 @@ class Lock(BaseLock[Lease]):
         rest = self._leave(error)
         if rest is not None:
             self._driver.run(rest)
+
+
+class MultiLock(BaseMultiLock[Lease], Lock):
+    """A lock on several names, used like any other lock."""
+
+    __slots__ = ()
 
 
 class RLease(ReentrantLease, Lease):
@@ -307,7 +315,7 @@ class Client(BaseClient):
         label: str = "",
         cohort: int = 64,
     ) -> Lock:
-        """A lock of that name.
+        """A lock of that name; or of several, all or none, which cannot deadlock in whatever order they are named.
 
         ttl: seconds after which the lock is free again if its holder falls silent; renewed while it does not.
         wait: seconds that ``with`` waits before AcquireTimeout (None: for ever, 0: not at all).
@@ -317,6 +325,9 @@ class Client(BaseClient):
         label: a word for people who look at who holds what.
         cohort: how often in a row waiters of this process may pass it on among themselves; no more than the client's.
         """
+        if len(names) > 1:
+            several, terms = self._ask_all(names, (ttl, wait, renew, max_hold, on_lost, label, cohort))
+            return MultiLock(self._driver, several, terms, Lease)
         keys, terms = self._ask(names, (ttl, wait, renew, max_hold, on_lost, label, cohort))
         return Lock(self._driver, keys, terms, Lease)
 

@@ -19,6 +19,7 @@ from holdfast.protocol.entries import Entry, Json, Policy, Serializer, entry_of
 from holdfast.protocol.flights import Desk
 from holdfast.protocol.handover import Offer, read_ticket
 from holdfast.protocol.latch import Vigils
+from holdfast.protocol.multi import together
 from holdfast.protocol.recipes import FENCED, RECIPES, make
 from holdfast.protocol.rlock import Owned
 from holdfast.protocol.rwlock import Readers
@@ -123,7 +124,7 @@ class BaseClient:
         if len(names) != 1:
             if not names:
                 raise InvalidName("", "name what is to be locked")
-            raise Unsupported("a lock on several names", "nest one lock per name, in sorted order")
+            raise InvalidName(", ".join(map(str, names)), "this takes one name")
         try:
             keys = keys_of(names[0], self._namespace)
         except TypeError:  # unhashable, so it never reached the check
@@ -176,6 +177,13 @@ class BaseClient:
         call.key = lambda *args, **kwargs: template.name_of(args, kwargs)
         call.invalidate = update_wrapper(invalidate, function)
         return call
+
+    def _ask_all(
+        self, names: tuple[str, ...], asked: tuple[Any, ...]
+    ) -> tuple[tuple[Keys, tuple[Keys, ...]], Terms]:
+        """The keys and the terms of a lock on several names, checked. No cohort can pass it on."""
+        each = [self._ask((name,), asked) for name in names]
+        return together(tuple(keys for keys, _ in each)), replace(each[0][1], cohort=0)
 
     def _read(self, ticket: str, asked: tuple[Any, ...]) -> tuple[Offer, Terms]:
         """What a ticket offers, and the terms on which it is adopted, checked."""

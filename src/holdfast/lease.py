@@ -143,6 +143,10 @@ class Hold:
     def name(self) -> str:
         return self.keys.name
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.keys.name,)
+
     def grant(self, fence: int, asked_at: float) -> None:
         """The server gave it to us, on a request sent at that time."""
         terms = self.terms
@@ -273,6 +277,11 @@ class BaseLease:
     def fence(self) -> int:
         """Strictly greater for every later holder. Let what you write to refuse a lower one than it has seen."""
         return self._hold.fence
+
+    @property
+    def fences(self) -> dict[str, int]:
+        """The fence of each name, where several were locked at once; ``fence`` is the largest."""
+        return dict.fromkeys(self._hold.names, self.fence)
 
     @property
     def held(self) -> bool:

@@ -22,12 +22,16 @@ class Script(NamedTuple):
     sha: bytes
 
 
+def _whole(name: str, sources: dict[str, str]) -> str:
+    return _INCLUDE.sub(lambda line: _whole(line[1], sources), sources[name])
+
+
 def _read() -> dict[str, Script]:
     sources = {file.name: file.read_text() for file in files(__name__).iterdir() if file.name.endswith(".lua")}
     included = {name for source in sources.values() for name in _INCLUDE.findall(source)}
     scripts = {}
     for name in sources.keys() - included:
-        whole = _INCLUDE.sub(lambda line: sources[line[1]], sources[name]).encode()
+        whole = _whole(name, sources).encode()
         scripts[name.removesuffix(".lua")] = Script(whole, sha1(whole).hexdigest().encode())
     return scripts
 

@@ -100,6 +100,10 @@ class BaseLock(Generic[L]):
     def name(self) -> str:
         return self._keys.name
 
+    def _mains(self) -> tuple[str, ...]:
+        """The keys that are there while somebody has it."""
+        return (self._keys.main,)
+
     def _new_hold(self) -> Hold:
         return Hold(self._keys, self._terms, self._gate)
 
@@ -164,14 +168,15 @@ class BaseLock(Generic[L]):
 
     def _locked(self) -> Effects[bool]:
         timeout = self._terms.timeout
+        asked = Command(("EXISTS", *self._mains()))
         try:
-            found = yield from call(Command(("EXISTS", self._keys.main)), timeout)
+            found = yield from call(asked, timeout)
         except StepFailed as failed:
             if not (failed.retry and failed.sent):
                 raise failed.error from failed.__cause__
             # The connection had died while idle; asking changes nothing, so it may be asked again.
             try:
-                found = yield from call(Command(("EXISTS", self._keys.main)), timeout)
+                found = yield from call(asked, timeout)
             except StepFailed as again:
                 raise again.error from again.__cause__
         return bool(found)

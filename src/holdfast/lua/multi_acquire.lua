@@ -1,0 +1,152 @@
+-- Take several locks, all or none; if one is refused, a place in its queue, and say for how long it is still held.
+--
+-- KEYS five for each name, see several.lua
+-- ARGV 1 token   2 ttl in ms   3 how long a fence is remembered after it was given out, in ms
+--      4 0, the fences that a waiter for several names wants of one
+--      5 the channel of its bell ('-': queue without one, '': do not queue)   6 its grace in ms
+--      7 since when it waits, by the time here in us (0: it has not)
+--
+-- Returns the fence                 granted, all of them, with this one fence; the ttl is full (or longer)
+--         {0, ms, now_us, first}    refused; ms until the holder's lease on that name ends, negative if that is not known;
+--                                   the time here; first is 1 if nobody else is before us in the queue of that name
+--         {-1, 0}                   refused; this token was given up before this request arrived
+--         {-2, kind}                refused; one of the names is in use as another kind of lock
+--
+-- One step, because whoever takes one lock after the other can meet somebody who does it the other way round. Nothing is
+-- kept while it waits: what was granted to it in the meantime, but is not enough, is given back here, so nobody waits for
+-- a lock that nobody holds. Among those who want several the one who has waited longest comes first, whichever
+-- name it waits at: so they cannot go round in circles, each giving up for another.
+
+-- include several.lua
+
+local token, mine = ARGV[1], tonumber(ARGV[7])
+local free_in_ms, other_kind
+
+-- Whether nobody who waits for the name looked at, which is free, comes before us. If somebody does, they are told.
+local function is_our_turn()
+  if not head() then
+    return true
+  end
+  for _, waiter in ipairs(redis.call('ZRANGE', KEYS[3], 0, 15)) do
+    if waiter == token then
+      return true
+    end
+    local entry = redis.call('HGET', KEYS[4], waiter) or ''
+    local wants, channel = string.match(entry, ' (%d+) (%S+)$')
+    if wants and is_present(entry) and is_heard(channel) then
+      if wants ~= '0' then
+        grant_next()
+        return false
+      end
+      local since = tonumber(redis.call('ZSCORE', KEYS[3], waiter))
+      if mine == 0 or since < mine or (since == mine and waiter < token) then
+        ring(channel, waiter, 0, 0)
+        return false
+      end
+      return true
+    end
+  end
+  return true
+end
+
+local function may_have()
+  local owner = redis.call('GET', KEYS[1])
+  if owner then
+    return owner == token
+  end
+  if redis.call('EXISTS', KEYS[3]) == 0 then
+    return true
+  end
+  local free_until, _, kind = last_free()
+  if kind then
+    other_kind = kind
+    return false
+  end
+  if free_until > now and free_until - now <= OPEN_US then
+    free_in_ms = math.ceil((free_until - now) / 1000) -- first comes the moment of those who only poll
+    return false
+  end
+  return is_our_turn()
+end
+
+read_time()
+local waits_at
+for name = 1, NAMES do
+  look_at(name)
+  if redis.call('EXISTS', KEYS[5]) == 1 then
+    return {-1, 0}
+  end
+  if mine > 0 and redis.call('ZSCORE', KEYS[3], token) then
+    waits_at = name
+  end
+end
+
+-- The name at which it waits is looked at first: as long as that is refused, it keeps its place there.
+local refused_at
+if waits_at then
+  look_at(waits_at)
+  refused_at = not may_have() and waits_at
+end
+for name = 1, refused_at and 0 or NAMES do
+  look_at(name)
+  if name ~= waits_at and not may_have() then
+    refused_at = name
+    break
+  end
+end
+
+if not refused_at then
+  local last = '0'
+  for name = 1, NAMES do
+    look_at(name)
+    local theirs = redis.call('GET', KEYS[2])
+    last = theirs and tonumber(theirs) > tonumber(last) and theirs or last
+  end
+  local fence
+  for name = 1, NAMES do
+    look_at(name)
+    if not redis.call('SET', KEYS[1], token, 'NX', 'PX', ARGV[2]) and redis.call('PTTL', KEYS[1]) < tonumber(ARGV[2]) then
+      redis.call('PEXPIRE', KEYS[1], ARGV[2])
+    end
+    fence = mint(last, '1', ARGV[3])
+  end
+  if waits_at then
+    look_at(waits_at)
+    strike_off(token)
+  end
+  return fence
+end
+
+for name = 1, NAMES do
+  look_at(name)
+  local granted = redis.call('GET', KEYS[1]) == token
+  if granted then
+    redis.call('DEL', KEYS[1])
+  end
+  if name == waits_at and name ~= refused_at then
+    strike_off(token)
+    granted = redis.call('EXISTS', KEYS[1]) == 0
+  end
+  if granted then
+    pass_on(false)
+  end
+end
+if other_kind then
+  return {-2, other_kind}
+end
+
+look_at(refused_at)
+local first = 0
+if ARGV[5] ~= '' then
+  if waits_at ~= refused_at then
+    local tail = redis.call('ZRANGE', KEYS[3], -1, -1, 'WITHSCORES')[2]
+    local arrival = mine > 0 and mine or tail and tonumber(tail) >= now and tail + 1 or now
+    redis.call('ZADD', KEYS[3], string.format('%.0f', arrival), token)
+  end
+  local entry = now_us .. ' ' .. ARGV[6] .. ' ' .. ARGV[3] .. ' ' .. ARGV[4] .. ' ' .. ARGV[5]
+  redis.call('HSET', KEYS[4], token, entry)
+  redis.call('PEXPIRE', KEYS[3], 5000)
+  redis.call('PEXPIRE', KEYS[4], 5000)
+  first = head() == token and 1 or 0
+end
+return {0, free_in_ms or redis.call('PTTL', KEYS[1]), now, first}

@@ -1,0 +1,142 @@
+"""A lock on several names: all of them or none.
+
+Invariant. The keys of all names hold the token of one hold, or none does for longer than one grace. Whoever waits holds
+nothing: it stands in the queue of the first name that refused it, and what is granted to it there, but is not enough,
+is given back in the very step that finds this out. So nobody holds one name while it waits for another, and no order
+in which names are asked for can end in a deadlock.
+
+Atomic: each step is one script over all names, as the mutex's are over one, and idempotent by the same token. They
+have one fence, greater than all that any of the names has seen. A lease that has lost one name is lost.
+
+Waiting. A bell only says that it is worth asking again, for it speaks of one name. Among those who want several the
+one who has waited longest comes first, by the server's time of its first refusal, which it says with each step. Without
+that, four who want the same two names can go round in circles, each woken for one while another is woken for the other.
+One who wants several names under constant load can wait for long: there must be a moment at which all of them are
+free, and nobody holds others up until there is. That is the price of holding no reservation.
+
+Why not one lock after the other in sorted order? It cannot deadlock either, but whoever waits for the last name
+keeps everybody from the first.
+
+Cohorts do not apply: each of these locks speaks for itself.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, TypeVar
+
+from holdfast.errors import InvalidName
+from holdfast.lease import ENDED, HELD, BaseLease, Hold, Terms, Word
+from holdfast.names import Keys
+from holdfast.protocol.cohort import Gate
+from holdfast.protocol.effects import Step
+from holdfast.protocol.lock import BaseLock
+
+__all__ = ["MOST_NAMES", "BaseMultiLock", "MultiHold", "together"]
+
+MOST_NAMES: Final = 32
+
+L = TypeVar("L", bound=BaseLease)
+
+
+def together(several: tuple[Keys, ...]) -> tuple[Keys, tuple[Keys, ...]]:
+    """The keys that stand for all of them where one is asked for, and those of each, in sorted order."""
+    if len(several) > MOST_NAMES:
+        raise InvalidName(f"{several[0].name}, ...", f"{len(several)} names are too many: lock at most {MOST_NAMES}")
+    if len({keys.main for keys in several}) < len(several):
+        twice = next(keys.name for place, keys in enumerate(several) if keys in several[:place])
+        raise InvalidName(twice, "it is there twice; name each lock once")
+    each = tuple(sorted(several, key=lambda keys: keys.main))
+    return each[0]._replace(name=", ".join(keys.name for keys in several)), each
+
+
+class _Several:
+    """The steps of a lock on several names."""
+
+    def __init__(self, *, watches: bool) -> None:
+        self.watches = watches
+
+    def acquire_step(self, hold: MultiHold, channel: str, watch: bool) -> Step:
+        ttl, retention, _, grace = hold.terms.said
+        args = hold.token, ttl, retention, "0", channel, grace, str(hold.since_us)
+        return Step("multi_acquire", _groups(hold), args, watch)
+
+    def release_step(self, hold: MultiHold) -> Step:
+        return Step("multi_release", _groups(hold), (hold.token,))
+
+    def abandon_step(self, hold: MultiHold, stands_ms: int) -> Step:
+        return Step("multi_abandon", _groups(hold), (hold.token, str(stands_ms)))
+
+    def renew_step(self, hold: MultiHold, ttl_ms: int, watch: bool) -> Step:
+        return Step("multi_renew", tuple(keys.main for keys in hold.each), (hold.token, str(ttl_ms)), watch)
+
+
+# A waiter need not know at which name it waits, so it cannot have that one watched; it asks every half second anyway.
+_SOUGHT: Final = _Several(watches=False)
+_KEPT: Final = _Several(watches=True)
+
+
+def _groups(hold: MultiHold) -> tuple[str, ...]:
+    return tuple(key for keys in hold.each for key in (*keys.shared, keys.tombstone(hold.token)))
+
+
+class MultiHold(Hold):
+    """One acquisition of several names."""
+
+    since_us = 0  # the server's time of the first refusal
+    _asked = (0.0, 0)
+
+    def __init__(self, keys: Keys, each: tuple[Keys, ...], terms: Terms, gate: Gate) -> None:
+        super().__init__(keys, terms, gate)
+        self.each = each
+        self.kind = _SOUGHT
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(keys.name for keys in self.each)
+
+    @property
+    def asked(self) -> tuple[float, int]:
+        return self._asked
+
+    @asked.setter
+    def asked(self, when: tuple[float, int]) -> None:
+        self._asked = when
+        self.since_us = self.since_us or when[1]
+
+    def grant(self, fence: int, asked_at: float) -> None:
+        self.kind = _KEPT
+        super().grant(fence, asked_at)
+
+    def rung(self, word: Word, now: float) -> bool:
+        """One name was granted; all of them have to be asked for."""
+        return False
+
+    def follow(self, other: Hold) -> None:
+        super().follow(other)
+        assert isinstance(other, MultiHold)
+        self.since_us = other.since_us
+
+
+class BaseMultiLock(BaseLock[L]):
+    """One lock on several names, asked for on given terms."""
+
+    __slots__ = ("_each",)
+
+    def __init__(self, driver: Any, keys: tuple[Keys, tuple[Keys, ...]], terms: Terms, lease_class: type[L]) -> None:
+        self._each = keys[1]
+        super().__init__(driver, keys[0], terms, lease_class)
+
+    def _new_hold(self) -> Hold:
+        return MultiHold(self._keys, self._each, self._terms, self._gate)
+
+    def _mains(self) -> tuple[str, ...]:
+        return tuple(keys.main for keys in self._each)
+
+    def _why_not(self, now: float) -> str:
+        if self._lease is None or self._lease._hold.phase is ENDED:
+            for keys in self._each:
+                holder = self._driver.cohorts.seats.get(keys.main)
+                if holder is not None and holder.phase is HELD:
+                    return f"another Lock object of this client holds {keys.name!r}. Nested? Ask for all at once"
+            return ""
+        return super()._why_not(now)
