@@ -272,6 +272,8 @@ def test_somebody_who_meddles_is_noticed(url: str, admin: redis.Redis, meddling:
 
     outcome = perform(trace, url, meddle)
     assert outcome == Outcome(False, f"at step 4, {why}")
+    assert admin.get("foo") == (b"x" if meddling[0] == "set" else None), "what is somebody else's is left alone"
+    admin.delete("foo")
     assert not admin.keys("*")
 
 

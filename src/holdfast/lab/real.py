@@ -51,6 +51,19 @@ _RESTORE: Final = """
 local dump = ARGV[2]:gsub('..', function(pair) return string.char(tonumber(pair, 16)) end)
 return redis.call('RESTORE', KEYS[1], ARGV[1], dump, 'ABSTTL')
 """
+# The lock's key comes first. If it holds something else, somebody else has taken the name meanwhile.
+_LEAVE: Final = """
+local value = redis.pcall('GET', KEYS[1])
+local ours = false
+for _, written in ipairs(ARGV) do
+  ours = ours or value == written
+end
+for place, key in ipairs(KEYS) do
+  if ours or place > 1 then
+    redis.call('DEL', key)
+  end
+end
+"""
 
 
 class Differs(Exception):
@@ -80,7 +93,7 @@ class RealServer(Server):
         with _LUA:
             super().__init__(Store(int(seconds) * 1_000_000 + int(micros) // 1000 * 1000), key.encode())
         self._names.append(key)
-        self._now = self.first
+        self._now = self._next = self.first  # how things stand, and how they will stand after the step under way
         self._dumps[self.first] = {}
 
     def __enter__(self) -> Self:
@@ -88,7 +101,8 @@ class RealServer(Server):
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
         try:
-            self._ask("DEL", *self._names, timeout=PARTING if kind else None)
+            written = [value.decode() for value, _ in map(self.lock, (self._now, self._next)) if value is not None]
+            self._ask("EVAL", _LEAVE, len(self._names), *self._names, *written, timeout=PARTING if kind else None)
         except HoldfastError:
             if kind is None:
                 raise
@@ -167,6 +181,7 @@ class RealServer(Server):
     def execute(self, store_mark: int, request: Request, channel: str) -> Done:
         with _LUA:
             meant = super().execute(store_mark, request, channel)
+        self._next = meant.store
         if request.listens:
             self._listen(channel)
             self._note(channel, "SUBSCRIBE", "OK")
