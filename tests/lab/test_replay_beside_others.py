@@ -1,11 +1,14 @@
-"""A trace performed on a server that others use."""
+"""A trace performed on a server that others use, and traces that somebody has written by hand."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from holdfast.errors import InvalidConfig
 from holdfast.lab.replay import perform
 from holdfast.lab.survey import find
 from tests.servers import Server
@@ -27,3 +30,18 @@ def test_who_takes_the_name_meanwhile_keeps_its_key(own_server: Server) -> None:
     admin.delete("foo")
     assert perform(trace, own_server.url, say=lambda line: None).confirmed
     assert admin.keys("*") == []
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"clients": 99}, "clients=99"),
+        ({"options": {"nosuch": 1}}, "nosuch"),
+        ({"choices": (("come", 0), ())}, "empty step"),
+    ],
+)
+def test_a_trace_that_makes_no_sense_is_refused_before_anything_is_done(changed: dict[str, Any], says: str) -> None:
+    trace = find("setnx", "NoOrphan", faults=["crash"], clients=2).trace
+    assert trace is not None
+    with pytest.raises(InvalidConfig, match=says):
+        perform(replace(trace, **changed), "redis://127.0.0.1:1/0")

@@ -10,7 +10,7 @@ A trace can be performed beside other users of a server, as long as nobody uses 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from holdfast.errors import InvalidConfig, Unsupported
 from holdfast.lab.check import CHECKS, Event
@@ -24,6 +24,8 @@ from holdfast.lab.store import Store
 from holdfast.lab.trace import BROKEN, Trace
 
 __all__ = ["Outcome", "perform"]
+
+MOST_CLIENTS: Final = 8  # that have names
 
 
 class Outcome(NamedTuple):
@@ -44,6 +46,12 @@ def _checked(trace: Trace) -> Config:
     """What it is about; whatever cannot be performed is refused before anything is done."""
     if trace.invariant not in CHECKS:
         raise InvalidConfig(f"invariant {trace.invariant!r:.60}", f"there are {', '.join(CHECKS)}")
+    if trace.clients not in range(1, MOST_CLIENTS + 1):
+        raise InvalidConfig(f"clients={trace.clients!r:.60}", f"give 1 to {MOST_CLIENTS}")
+    if unknown := sorted(trace.options.keys() - set(Config._fields)):
+        raise InvalidConfig(f"option {unknown[0]!r:.60}", "a search knows no such bound")
+    if not all(trace.choices):
+        raise InvalidConfig("a schedule with an empty step", "save the trace anew")
     config = config_of(trace.recipe, clients=trace.clients, **trace.options)
     if config.new_store is not Store:
         raise Unsupported(f"a trace of {trace.recipe}", "it is a lock on memcached, which is simulated only")
