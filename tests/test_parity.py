@@ -97,3 +97,27 @@ def test_the_signature_of_lock_is_the_promised_one() -> None:
         "fence_retention": 3600.0,
         "cohort": 64,
     }
+
+
+def test_the_signatures_of_the_cache_are_the_promised_ones() -> None:
+    options = {
+        "ttl": 60.0,
+        "stale": 0.0,
+        "errors": 0.0,
+        "early": 0.0,
+        "compute_ttl": 10.0,
+        "max_compute": None,
+        "wait": None,
+        "serializer": None,
+    }
+    for method in (holdfast.Client.get_or_compute, holdfast.Client.cached):
+        parameters = inspect.signature(method).parameters
+        assert {name: parameters[name].default for name in options} == options
+        assert set(parameters) - set(options) <= {"self", "key", "fn"}
+    exclusive = inspect.signature(holdfast.Client.exclusive).parameters
+    lock = inspect.signature(holdfast.Client.lock).parameters
+    assert {"wait": 0.0, "busy": "raise", "default": None} == {
+        name: exclusive[name].default for name in ("wait", "busy", "default")
+    }
+    for name in set(lock) - {"self", "names", "wait"}:
+        assert exclusive[name].default == lock[name].default, f"exclusive passes {name} on to lock"

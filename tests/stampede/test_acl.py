@@ -1,0 +1,45 @@
+"""Cached values for a user who may do little: without pub/sub it takes longer, and that is all."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import redis
+
+import holdfast
+from tests.drivers.test_contention_acl import BELLS, NEEDED, TRACKING, user
+from tests.servers import Server
+from tests.support import eventually
+
+CACHE = [*NEEDED, "+hmget", "+hgetall"]
+
+
+@pytest.mark.parametrize("more", [[*BELLS, *TRACKING], []], ids=["with bells", "without"])
+def test_the_permissions_of_docs_cache_are_enough(server: Server, admin: redis.Redis, more: list[str]) -> None:
+    with (
+        user(server, admin, *CACHE, *more) as url,
+        holdfast.connect(url, namespace="app:") as one,
+        holdfast.connect(url, namespace="app:") as two,
+    ):
+        go = threading.Event()
+        values: list[str] = []
+
+        def compute() -> str:
+            go.wait(10)
+            return "value"
+
+        first = threading.Thread(target=lambda: values.append(one.get_or_compute("k", compute)))
+        first.start()
+        eventually(lambda: admin.exists("app:k:hf1:cache:claim:{app:k}"))
+        second = threading.Thread(target=lambda: values.append(two.get_or_compute("k", compute)))
+        second.start()
+        if more:
+            eventually(lambda: admin.exists("app:k:hf1:cache:waiters:{app:k}"))
+        go.set()
+        for thread in (first, second):
+            thread.join()
+        assert values == ["value", "value"]
+        assert one.invalidate("k")
+        if more:
+            assert admin.acl_log() == []
