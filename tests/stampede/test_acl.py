@@ -19,8 +19,8 @@ CACHE = [*NEEDED, "+hmget", "+hgetall"]
 def test_the_permissions_of_docs_cache_are_enough(server: Server, admin: redis.Redis, more: list[str]) -> None:
     with (
         user(server, admin, *CACHE, *more) as url,
-        holdfast.connect(url, namespace="app:") as one,
-        holdfast.connect(url, namespace="app:") as two,
+        holdfast.connect(url) as one,
+        holdfast.connect(url) as two,
     ):
         go = threading.Event()
         values: list[str] = []
@@ -29,10 +29,10 @@ def test_the_permissions_of_docs_cache_are_enough(server: Server, admin: redis.R
             go.wait(10)
             return "value"
 
-        first = threading.Thread(target=lambda: values.append(one.get_or_compute("k", compute)))
+        first = threading.Thread(target=lambda: values.append(one.get_or_compute("app:k", compute)))
         first.start()
         eventually(lambda: admin.exists("app:k:hf1:cache:claim:{app:k}"))
-        second = threading.Thread(target=lambda: values.append(two.get_or_compute("k", compute)))
+        second = threading.Thread(target=lambda: values.append(two.get_or_compute("app:k", compute)))
         second.start()
         if more:
             eventually(lambda: admin.exists("app:k:hf1:cache:waiters:{app:k}"))
@@ -40,6 +40,6 @@ def test_the_permissions_of_docs_cache_are_enough(server: Server, admin: redis.R
         for thread in (first, second):
             thread.join()
         assert values == ["value", "value"]
-        assert one.invalidate("k")
+        assert one.invalidate("app:k")
         if more:
             assert admin.acl_log() == []
