@@ -16,6 +16,7 @@ from holdfast.errors import InvalidConfig, Unavailable, Unsupported
 from holdfast.lab.explorer import Broken, Explorer
 from holdfast.lab.faults import FAULTS
 from holdfast.lab.model import Model
+from holdfast.lab.real import RealServer
 from holdfast.lab.replay import Outcome, perform
 from holdfast.lab.rows import config_of
 from holdfast.lab.story import tell
@@ -40,6 +41,12 @@ def _quiet() -> Iterator[None]:
     log.disabled = before
 
 
+@pytest.fixture
+def own_server() -> Iterator[Server]:
+    with Server() as server:
+        yield server
+
+
 def found(row: str, invariant: str, *kinds: str) -> Trace:
     """The shortest trace with one fault, of that kind."""
     config = config_of(row, clients=2, kinds=kinds)
@@ -56,6 +63,22 @@ def told(row: str, invariant: str, choices: tuple[Any, ...], clients: int = 2) -
     return trace_of(row, Broken(invariant, choices, "", (), config))
 
 
+def scheduled(row: str, invariant: str, *wishes: tuple[Any, ...]) -> Trace:
+    """A run in which the first thing happens that begins with the first wish, and so on."""
+    model = Model(config_of(row, clients=2))
+    state, choices = model.first(), []
+    for wish in wishes:
+        choices.append(next(move for move in model.moves(state) if move[: len(wish)] == wish))
+        state, _ = model.after(state, choices[-1])
+    return told(row, invariant, tuple(choices))
+
+
+def after_a_visit(_: Trace) -> Trace:
+    """Somebody comes when all seems to be over, so that nobody new is to be let in before the end."""
+    visit = ("come", 0), ("do", 0), ("leave", 0), ("do", 0)
+    return scheduled("setnx", "NoOrphan", *visit, ("come", 1), ("fault", "crash", 1, "after"))
+
+
 def with_a_flush(trace: Trace) -> Trace:
     """The same, but that the server forgets its scripts before every step of a client."""
     choices: list[Any] = []
@@ -68,15 +91,20 @@ class Case(NamedTuple):
     row: str
     invariant: str
     kinds: tuple[str, ...] = ()
-    change: Callable[[Trace], Trace] = lambda trace: trace
+    change: Callable[[Trace], Trace] | None = None
+
+    def trace(self) -> Trace:
+        shortest = found(self.row, self.invariant, *self.kinds)
+        return self.change(shortest) if self.change else shortest
 
 
 CASES = {
-    "+".join((case.row, case.invariant, *case.kinds, *(["script_flush"] if case.change is with_a_flush else []))): case
+    " ".join((case.row, case.invariant, *case.kinds, *([case.change.__name__] if case.change else []))): case
     for case in (
         Case("multi", "OwnerOnlyStretch"),
         Case("watch_blind", "MutualExclusion"),
         Case("setnx", "NoOrphan", ("crash",)),
+        Case("setnx", "NoOrphan", ("crash",), after_a_visit),
         Case("setnx_expire", "NoOrphan", ("crash",)),
         Case("setnx_repair", "OwnerOnlyStretch", ("stall",)),
         Case("getset_equal", "AcquireTotality", ("stall",)),
@@ -170,9 +198,9 @@ def walks() -> dict[str, Trace]:
 @pytest.fixture(scope="module")
 def performed() -> dict[str, Performed]:
     """All of them at once, for most of the time is spent in waiting."""
-    traces = {name: case.change(found(*case[:2], *case.kinds)) for name, case in CASES.items()}
+    traces = {name: case.trace() for name, case in CASES.items()}
     for name, (case, row) in zip(CURED, PITS, strict=True):
-        traces[name] = told(row, case.invariant, found(*case[:2], *case.kinds).choices)
+        traces[name] = told(row, case.invariant, case.trace().choices)
     traces |= walks()
     crew = Crew()
     try:
@@ -256,25 +284,64 @@ def test_a_schedule_that_cannot_be_kept_is_not_confirmed(url: str, place: int, c
 
 
 @pytest.mark.parametrize(
-    ("meddling", "why"),
+    ("row", "meddling", "why"),
     [
-        (("set", "foo", "x"), "the key holds x, and not 1"),
-        (("delete", "foo"), "it answers 1, and not 0"),
-        (("pexpire", "foo", 100_000), "the key has a ttl of 100.0 s, and not no ttl"),
+        ("setnx", "SET foo x", "the key holds x, and not 1"),
+        ("setnx", "DEL foo", "it answers 1, and not 0"),
+        ("setnx", "PEXPIRE foo 900", "the key has a ttl of 0.9 s, and not no ttl"),
+        ("set_nx_plain", "PERSIST foo", "the key has no ttl, and not a ttl of 3.0 s"),
+        ("set_nx_plain", "PEXPIRE foo 90000", "the key has a ttl of 90.0 s, and not a ttl of 3.0 s"),
     ],
 )
-def test_somebody_who_meddles_is_noticed(url: str, admin: redis.Redis, meddling: Any, why: str) -> None:
-    trace = scheduled("setnx", ("come", 0), ("do", 0), ("come", 1), ("do", 1))
-
+def test_somebody_who_meddles_is_noticed(url: str, admin: redis.Redis, row: str, meddling: str, why: str) -> None:
     def meddle(said: str) -> None:
         if "B       comes" in said:
-            getattr(admin, meddling[0])(*meddling[1:])
+            admin.execute_command(meddling)
 
+    trace = scheduled(row, "MutualExclusion", ("come", 0), ("do", 0), ("come", 1), ("do", 1))
     outcome = perform(trace, url, meddle)
     assert outcome == Outcome(False, f"at step 4, {why}")
-    assert admin.get("foo") == (b"x" if meddling[0] == "set" else None), "what is somebody else's is left alone"
+    assert admin.get("foo") == (b"x" if meddling == "SET foo x" else None), "what is somebody else's is left alone"
     admin.delete("foo")
     assert not admin.keys("*")
+
+
+# As it is done.
+
+
+def test_clients_are_given_what_the_real_server_answers(url: str, admin: redis.Redis) -> None:
+    model = Model(config_of("holdfast", clients=2))
+    with RealServer(url, "foo") as server:
+        model.server = server
+        state, _ = model.after(model.first(), ("come", 0))
+        _, events = model.after(state, ("do", 0, 1))
+        last = int(admin.get("foo:hf1:fence:{foo}"))  # of the 64 that were set aside
+        assert {event.fence for event in events if event.kind in ("granted", "writes")} == {last - 63}
+    assert not admin.keys("*")
+
+
+def test_scripts_are_forgotten(url: str, admin: redis.Redis) -> None:
+    sha = admin.script_load("return 1")
+    flush = ("fault", "script_flush")
+    trace = scheduled("holdfast", "MutualExclusion", ("come", 0), ("do", 0), flush, ("leave", 0), ("do", 0))
+    assert perform(trace, url, lambda _: None).why == "MutualExclusion is not broken by this on the real server"
+    assert admin.script_exists(sha) == [False]
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_whoever_interrupts_it_is_obeyed(own_server: Server, dies: bool) -> None:
+    """And nothing is left behind, if the server lives."""
+
+    def interrupt(said: str) -> None:
+        if "takes the key" in said:
+            assert own_server.client().exists("foo")
+            if dies:
+                own_server.kill()
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        perform(found("setnx", "MutualExclusion", "eviction"), own_server.url, interrupt)
+    assert dies or not own_server.client().keys("*")
 
 
 # Refused.
@@ -326,31 +393,15 @@ def test_a_name_that_is_in_use_is_left_alone(url: str, admin: redis.Redis, row: 
 # Servers that go away.
 
 
-def scheduled(row: str, *wishes: tuple[Any, ...]) -> Trace:
-    """A run in which the first thing happens that begins with the first wish, and so on."""
-    model = Model(config_of(row, clients=2, most_faults=0))
-    state, choices = model.first(), []
-    for wish in wishes:
-        choices.append(next(move for move in model.moves(state) if move[: len(wish)] == wish))
-        state, _ = model.after(state, choices[-1])
-    return told(row, "MutualExclusion", tuple(choices))
-
-
 def woken() -> Trace:
     """One has the lock, another queues, listens, asks again, and is woken: by a step, and by a bell."""
     comes = ("come", 0), ("do", 0), ("come", 1), ("do", 1), ("do", 1), ("do", 1)
-    return scheduled("holdfast", *comes, ("leave", 0), ("do", 0), ("deliver", "bell", 1))
+    return scheduled("holdfast", "MutualExclusion", *comes, ("leave", 0), ("do", 0), ("deliver", "bell", 1))
 
 
 def linked() -> Trace:
     """One takes the lock over a connection of its own."""
-    return scheduled("watch", ("come", 0), ("do", 0), ("do", 0), ("do", 0))
-
-
-@pytest.fixture
-def own_server() -> Iterator[Server]:
-    with Server() as server:
-        yield server
+    return scheduled("watch", "MutualExclusion", ("come", 0), ("do", 0), ("do", 0), ("do", 0))
 
 
 @pytest.mark.parametrize("make", [woken, linked])
@@ -394,6 +445,15 @@ def test_a_server_that_does_not_answer_is_unavailable(own_server: Server, monkey
     own_server.pause()
     with pytest.raises(Unavailable, match="did not answer within"):
         perform(trace, own_server.url)
+
+
+@pytest.mark.parametrize(("make", "command"), [(woken, "SUBSCRIBE"), (linked, "WATCH")])
+def test_what_we_may_not_do_is_said(make: Callable[[], Trace], command: str, own_server: Server) -> None:
+    own_server.client().execute_command(f"ACL SETUSER timid on nopass ~* &* +@all -{command}")
+    with pytest.raises(Unavailable) as caught:
+        perform(make(), own_server.url.replace("//", "//timid:x@"), lambda _: None)
+    assert own_server.url in caught.value.causes
+    assert not own_server.client().keys("*")
 
 
 def test_where_no_server_is_or_none_that_lets_us_in() -> None:

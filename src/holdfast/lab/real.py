@@ -3,6 +3,7 @@
 Whatever is asked is asked of both. Clients are given what the real one has answered, so what comes of a schedule comes
 of the real server; and the real one is held to the other: a reply of another kind, another value in the lock's key,
 another ttl or another bell is a difference, and ends it. So nothing is taken for the real server's that it did not do.
+Steps take time here, and none in the search; a schedule in which all hangs by a millisecond may come out otherwise.
 
 What befalls the server is done to the keys of this one lock: a server that restarts empty is one that has lost them.
 Only a forgotten script is forgotten for everybody, who then sends it again. Bells have the names of the search
@@ -33,8 +34,7 @@ T = TypeVar("T")
 
 TIMEOUT: Final = 5.0
 PARTING: Final = 1.0  # so long is waited for a server that has failed already, to take its keys away
-LATE: Final = 0.002  # so much longer than it says is waited, so that what is due then is over on the server, too
-SLACK_US: Final = 1_000_000  # as steps take some time here, a ttl is shorter than in the search, but less than by that
+SLACK_US: Final = 500_000  # as steps take some time here, a ttl is not quite what it is in the search
 
 _LUA: Final = threading.Lock()  # of which a process has one: traces on several servers at once take turns in it
 
@@ -79,6 +79,7 @@ class RealServer(Server):
         self._target = aim(url, aio=False)
         self._engine = Engine(self._target)
         self._names: list[str] = []  # of the keys that are ours
+        self._values: set[str] = set()  # what clients may have put into the lock's key
         self._links: dict[str, Any] = {}
         self._ears: dict[str, Any] = {}  # connections that listen, by channel
         self._dumps: dict[int, dict[str, tuple[bytes, int]]] = {}  # of each key, and when it ends (ms; 0 for never)
@@ -93,16 +94,20 @@ class RealServer(Server):
         with _LUA:
             super().__init__(Store(int(seconds) * 1_000_000 + int(micros) // 1000 * 1000), key.encode())
         self._names.append(key)
-        self._now = self._next = self.first  # how things stand, and how they will stand after the step under way
+        self._now = self.first
         self._dumps[self.first] = {}
+        self._began = time.monotonic()
+        self._passed_us = 0  # of the time of the search
+        # How late we were when the key was last written. As its ttl is late by as much, we stay so, but not later.
+        self._lag = 0.0
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
         try:
-            written = [value.decode() for value, _ in map(self.lock, (self._now, self._next)) if value is not None]
-            self._ask("EVAL", _LEAVE, len(self._names), *self._names, *written, timeout=PARTING if kind else None)
+            timeout = PARTING if kind else None
+            self._ask("EVAL", _LEAVE, len(self._names), *self._names, *self._values, timeout=timeout)
         except HoldfastError:
             if kind is None:
                 raise
@@ -175,19 +180,26 @@ class RealServer(Server):
         if store_mark != self._now:  # a replica, which is only looked at when it takes over
             self._dumps[meant] = self._dumps[store_mark]
             return meant
-        time.sleep(us / 1e6 + LATE)
+        self._passed_us += us
+        time.sleep(max(0.0, self._lag - self._behind()))
         return self._look(meant)
+
+    def _behind(self) -> float:
+        """By how much we are later than the search, in which steps take no time."""
+        return time.monotonic() - self._began - self._passed_us / 1e6
 
     def execute(self, store_mark: int, request: Request, channel: str) -> Done:
         with _LUA:
             meant = super().execute(store_mark, request, channel)
-        self._next = meant.store
         if request.listens:
             self._listen(channel)
             self._note(channel, "SUBSCRIBE", "OK")
-            return meant._replace(store=self._look(meant.store))
+            self._look(meant.store)
+            return meant
         for op in request.ops:
-            self._names += [name for name in (op.keys if isinstance(op, Step) else ()) if name not in self._names]
+            if isinstance(op, Step):
+                self._names += [name for name in op.keys if name not in self._names]
+            self._values.update(map(str, op.args[:1] if isinstance(op, Step) else op.args[2:3]))
         replies = tuple(map(frozen, self._call(request)))
         self._note(channel, "; ".join(map(said, request.ops)), reply_said(replies[-1]))
         if _kind(replies) != _kind(meant.replies):
@@ -197,7 +209,10 @@ class RealServer(Server):
         rung = [name for name, _ in meant.bells if name.decode() in self._ears]
         if sorted(name for name, _ in bells) != sorted(rung):
             raise Differs(f"it wakes {len(bells)}, and not {len(rung)}")
-        return meant._replace(store=self._look(meant.store), replies=replies, bells=bells)
+        self._look(meant.store)
+        if self.key in meant.written:
+            self._lag = self._behind()
+        return meant._replace(replies=replies, bells=bells)
 
     def _note(self, channel: str, asked: str, answered: str) -> None:
         if not self.asked and channel != "bell:N":
