@@ -14,11 +14,25 @@ Atomic: single dict and list operations, so any thread may call. ``setdefault`` 
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import Any
+from typing import Any, Final
 
 from holdfast.protocol.effects import Bell
 
 __all__ = ["Desk", "Flight", "Seat", "fly_alone"]
+
+
+class Flight:
+    __slots__ = ("key", "over", "pilot", "seats")
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+        self.seats: list[Seat] = []  # only ever longer
+        self.pilot: dict[None, Seat] = {}  # who asks for all: whoever got this seat first
+        self.over = False
+
+
+_NOWHERE: Final = Flight("")  # where one sits who has not joined any
+_NOWHERE.over = True
 
 
 class Seat:
@@ -31,17 +45,7 @@ class Seat:
         self.bell: Bell | None = None  # whoever asks for the others needs none
         self.answer: Any = None
         self.left = False
-        self.flight: Flight
-
-
-class Flight:
-    __slots__ = ("key", "over", "pilot", "seats")
-
-    def __init__(self, key: str) -> None:
-        self.key = key
-        self.seats: list[Seat] = []  # only ever longer
-        self.pilot: dict[None, Seat] = {}  # who asks for all: whoever got this seat first
-        self.over = False
+        self.flight = _NOWHERE
 
 
 class Desk:
