@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from holdfast.errors import InvalidConfig
+from holdfast.lab.check import CHECKS
 from holdfast.lab.explorer import Explorer
 from holdfast.lab.faults import FAULTS
 from holdfast.lab.question import question_config, two_winners
@@ -375,3 +376,29 @@ def test_a_server_may_start_again_also_while_the_lock_is_free() -> None:
     state, _ = model.after(model.first(), ("come", 0))
     assert model.is_free(state)
     assert ("fault", "restart") in model.moves(state)
+
+
+def test_who_asks_and_is_next_is_given_two_fences_by_one_step_the_lower_one_first() -> None:
+    """B stood before it and is dead, so the step that passes over B grants it the lock and then finds that it has it."""
+    model = Explorer(config_of("holdfast", clients=3, kinds=("crash",))).model
+    state, history = model.first(), ()
+
+    def take(*wishes: tuple[Any, ...]) -> None:
+        nonlocal state, history
+        moves = model.moves(state)
+        choice = next(move for wish in wishes for move in moves if move[: len(wish)] == wish)
+        state, events = model.after(state, choice)
+        history += events
+
+    for wish in [("come", 0), ("do", 0), ("come", 1), ("do", 1), ("come", 2), ("do", 2), ("fault", "crash", 0)]:
+        take(wish)
+    while state.now_us < 3_000_000:
+        take(("do",), ("time",))
+    take(("do", 2), ("fault", "crash", 1))
+    if not state.stopped[1]:
+        take(("fault", "crash", 1))
+    while history[-1].kind != "writes":
+        take(("do",), ("time",))
+    given = [event.fence for event in history if event.kind == "minted" and event.client == 2]
+    assert len(given) == 2
+    assert CHECKS["FenceMonotone"].judge(history).verdict == HOLDS

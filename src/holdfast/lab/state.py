@@ -48,7 +48,7 @@ class Config(NamedTuple):
     lag: int = 1  # how many of the last writes a replica may lack
     patience: float | None = 4.5  # how long a client waits for the lock; None for ever
     idle_us: int = 200_000  # how long a free lock may be left alone while somebody waits,
-    idle_us_per_fault: int = 2_000_000  # and how much longer for each fault
+    idle_us_per_fault: int = 1_000_000  # and how much longer for each fault, after which a step is sent again
     newcomer_us: int = 2_000_000  # how much longer than a ttl a newcomer may need
     tick_us: int = 0  # by how much time passes with each step; 0: steps take no time, so that clocks can agree
     reduce: bool = True  # local steps happen at once, and steps that commute are taken in one order only

@@ -172,15 +172,18 @@ class Transition:
         return None
 
     def _mint(self, client: int, request: Request, done: Done) -> None:
-        """The server has granted the lock: to whoever asked, or by a bell to whoever was next."""
-        if not request.listens and getattr(request.ops[0], "script", "") == "acquire":
-            reply = done.replies[0]
-            if isinstance(reply, bytes | int):
-                self._event(client, "minted", fence=int(reply))
+        """The server has granted the lock: by a bell to whoever was next, or to whoever asked.
+
+        In that order: who asks when the lock is free, and is next, is granted it first and then finds it its own.
+        """
         for channel, text in done.bells:
             fence = int(text.split(b" ")[1])
             if fence and channel.decode() in self.model.channels:
                 self._event(self.model.channels.index(channel.decode()), "minted", fence=fence)
+        if not request.listens and getattr(request.ops[0], "script", "") == "acquire":
+            reply = done.replies[0]
+            if isinstance(reply, bytes | int):
+                self._event(client, "minted", fence=int(reply))
 
     def _arrive(self, client: int, request: Request, replies: tuple[Any, ...]) -> None:
         """It has taken its place: in the queue if there is one, else by its first step."""
