@@ -54,7 +54,7 @@ PAUSE = trace(
     Moment(0, "A", "takes the lock for 3 s", "", "SET foo a.1 NX PX 3000", "OK", "a.1", 3 * S, ("A",)),
     Moment(1000, "B", "is refused", "", "SET foo b.1 NX PX 3000", "nil", "a.1", 2_999_000, ("A",)),
     Moment(2000, "A", "is paused: nothing runs there", "pause", "", "", "a.1", 2_998_000, ("A",), (), ("A",)),
-    Moment(3_001_000, "server", "the key's time is over, and it is gone", holders=("A",), paused=("A",)),
+    Moment(3_001_000, "server", "lets the key go, whose time is over", holders=("A",), paused=("A",)),
     Moment(
         3_002_000,
         "B",

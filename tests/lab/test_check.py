@@ -63,6 +63,12 @@ def named(*cases: Case) -> Any:
     Case("extended, and that is over too", [
         at(0, A, "granted", until_us=10), at(5, A, "extended", until_us=15), at(15, B, "granted", until_us=30),
     ], HOLDS),
+    Case("extended when it was over, and is another's", [
+        at(0, A, "granted", until_us=10), at(10, B, "granted", until_us=30), at(11, A, "extended", until_us=20),
+    ], BROKEN, (A, B)),
+    Case("extended when it was over, and both are", [
+        at(0, A, "granted", until_us=10), at(10, B, "granted", until_us=30), at(30, A, "extended", until_us=40),
+    ], HOLDS),
     Case("extended by somebody who has nothing", [at(0, A, "extended", until_us=15), at(1, B, "granted")], HOLDS),
     Case("told of its loss", [at(0, A, "granted"), at(5, A, "lost"), at(6, B, "granted")], HOLDS),
     Case("another is told of its loss", [at(0, A, "granted"), at(5, C, "lost"), at(6, B, "granted")], BROKEN, (B, A)),
@@ -196,6 +202,12 @@ def test_no_lost_wakeup(case: Case) -> None:
     Case("minted out of order, learnt in it", [
         at(0, A, "minted", 5), at(1, B, "minted", 4), at(2, B, "granted", 4), at(3, A, "granted", 5),
     ], BROKEN, (B, A)),
+    Case("has what was given to another", [
+        at(0, A, "minted", 5), at(1, B, "minted", 900), at(2, A, "granted", 900),
+    ], BROKEN, (A,)),
+    Case("has the last of its block", [at(0, A, "minted", 5), at(1, A, "granted", 68)], HOLDS),
+    Case("has one beyond its block", [at(0, A, "minted", 5), at(1, A, "granted", 69)], BROKEN, (A,)),
+    Case("has one before its block", [at(0, A, "minted", 5), at(1, A, "granted", 4)], BROKEN, (A,)),
     Case("minted, and never learnt of", [at(0, A, "minted", 5), at(1, B, "minted", 5)], BROKEN, (B, A)),
 )  # fmt: skip
 def test_fence_monotone(case: Case) -> None:
@@ -238,7 +250,10 @@ def test_acquire_totality(case: Case) -> None:
     Case("but its scripts do not keep it", [
         at(0, A, "arrived"), at(1, B, "arrived"), at(2, ALL, "touched", what="script_flush"), at(3, B, "granted"),
     ], BROKEN, (B, A)),
-    Case("but not before the fault", [
+    Case("but not by forgetting scripts", [
+        at(0, A, "arrived"), at(1, B, "arrived"), at(2, ALL, "touched", what="script_flush"), at(3, B, "granted"),
+    ], BROKEN, (B, A)),
+    Case("nor before the fault", [
         at(0, A, "arrived"), at(1, B, "arrived"), at(2, B, "granted"), at(3, ALL, "touched", what="restart"),
     ], BROKEN, (B, A)),
     Case("who gave up is not waited for", [

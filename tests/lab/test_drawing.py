@@ -52,7 +52,7 @@ def test_lanes_show_who_holds_who_is_paused_and_who_is_dead() -> None:
     assert lines[the("A takes the lock", lines) + 1].startswith("         █   │   ┃ ttl 3 s")
     assert lines[the("[pause]", lines)].startswith("   2 ms  ‖   │   ┃")
     assert lines[the("[pause]", lines) + 1].startswith("         ▒   │   ┃")
-    assert "free" in lines[the("The server: the key's", lines)]
+    assert "free" in lines[the("The server lets the key", lines)]
     assert lines[the("A and B hold", lines)].startswith("         █   █   ┃")
     lines = drawn(Drawing(ORPHAN))
     assert lines[the("[crash]", lines)].startswith("   2 ms  ✖   │   ┃")
@@ -116,7 +116,7 @@ def test_a_long_value_keeps_both_ends() -> None:
 def test_a_sentence_names_its_actor_once() -> None:
     assert sentence(Moment(0, "A", "asks")) == ("A", " asks")
     assert sentence(Moment(0, "A", "A asks")) == ("", "A asks")
-    assert sentence(Moment(0, "server", "restarts")) == ("The server", ": restarts")
+    assert sentence(Moment(0, "server", "restarts")) == ("The server", " restarts")
     assert sentence(Moment(0, "server", "the server restarts")) == ("", "the server restarts")
     assert sentence(Moment(0, "time", "a second goes by")) == ("", "a second goes by")
 

@@ -26,6 +26,7 @@ from holdfast.cli.searching import (
     one_of,
     output_file,
     progress_bar,
+    said_again,
     search,
     searches,
     settings,
@@ -89,8 +90,11 @@ def lab(
     if ctx.invoked_subcommand is not None:
         for param in ctx.command.params:
             if param.name and ctx.get_parameter_source(param.name) is click.core.ParameterSource.COMMANDLINE:
-                after = f"write it after it: holdfast lab {ctx.invoked_subcommand} {param.opts[0]} ..."
-                raise click.UsageError(f"{param.opts[0]} stands before {ctx.invoked_subcommand!r}; {after}", ctx)
+                command = ctx.invoked_subcommand
+                found = lab.get_command(ctx, command)
+                takes_it = found is not None and any(param.opts[0] in other.opts for other in found.params)
+                after = f"write it after it: holdfast lab {command} {param.opts[0]} ..." if takes_it else "leave it out"
+                raise click.UsageError(f"{param.opts[0]} stands before {command!r}; {after}", ctx)
         return 0
     asked = settings(**options)
     findings = survey(recipes, asked)
@@ -132,7 +136,8 @@ def print_matrix(findings: Sequence[Findings], asked: dict[str, Any]) -> None:
     out.print(f"\n{states:,} states; {bounds(asked)}", style="dim", soft_wrap=True)
     broken = next((cell for found in findings for cell in found.cells if cell.trace), None)
     if broken is not None:
-        out.print(f"holdfast lab show {broken.recipe} {broken.invariant} draws how that breaks", style="dim")
+        hint = f"holdfast lab show {broken.recipe} {broken.invariant}{said_again(asked)} draws how that breaks"
+        out.print(hint, style="dim", soft_wrap=True)
 
 
 @lab.command(short_help="Draw how a recipe breaks an invariant.")
@@ -149,7 +154,9 @@ def show(
     svg: Path | None,
     **options: Any,
 ) -> int:
-    """Find the shortest way in which RECIPE breaks INVARIANT, and draw it.
+    """Find the simplest way in which RECIPE breaks INVARIANT, and draw it.
+
+    The fewest and mildest faults come first, and of these the fewest steps.
 
     A lane per client and one for the key with its value and what is left of its ttl, time downwards.
     """
@@ -160,12 +167,18 @@ def show(
     out = console()
     if cell.trace is None:
         told = {
-            "holds": f"holds in all of {cell.states:,} states that were explored.",
-            "unknown": f"unknown after {cell.states:,} states: too small a --budget, or {recipe} has no such thing.",
+            "holds": f"holds in the {cell.states:,} states that were explored.",
+            "unknown": f"unknown after {cell.states:,} states: a larger --budget explores more.",
         }
+        if cell.so_far:
+            told["holds"] += " Not every single fault was tried: a larger --budget explores more."
+        if cell.silent:
+            told["unknown"] = f"does not apply. {recipe} has nothing to say about it."
         out.print(Text.assemble((f"{recipe}, {invariant}: ", "bold"), told.get(cell.verdict, cell.verdict)))
         out.print(f"{meaning.get(invariant, '')}", markup=False)
         out.print(f"\n{bounds(asked)}", style="dim", soft_wrap=True)
+        if save or svg:
+            Voice(as_json=False, quiet=False).say("nothing", "there is no trace to write", error=True)
         return NO_FILE if save or svg else 0
     # Files first: whoever reads the drawing (head, less) may hang up halfway.
     if save:

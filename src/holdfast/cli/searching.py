@@ -30,6 +30,7 @@ __all__ = [
     "one_of",
     "output_file",
     "progress_bar",
+    "said_again",
     "search",
     "searches",
     "settings",
@@ -37,6 +38,7 @@ __all__ = [
 ]
 
 NONE: Final = "none"
+CLIENTS: Final = 3
 
 
 class Failure(click.ClickException):
@@ -95,7 +97,7 @@ SEARCH_OPTIONS: Final = (
         help="Let only this go wrong; may be repeated. 'none' for nothing.  [default: everything]",
     ),
     click.option("--spare-holders", is_flag=True, help="Let nothing befall a client while it has the lock."),
-    click.option("--clients", type=click.IntRange(2, 4), default=3, help="How many compete.  [default: 3]"),
+    click.option("--clients", type=click.IntRange(2, 4), default=CLIENTS, help="How many compete.  [default: 3]"),
     click.option("--seed", type=int, default=0, help="Of what is tried at random.  [default: 0]"),
     click.option(
         "--budget",
@@ -126,6 +128,8 @@ def output_file(ctx: click.Context, param: click.Parameter, value: str | None) -
 
 def settings(*, faults: tuple[str, ...], spare_holders: bool, clients: int, seed: int, budget: float) -> dict[str, Any]:
     """What the search takes, from what the options say."""
+    if NONE in faults and len(faults) > 1:
+        raise click.UsageError(f"--fault {NONE} and other faults contradict each other")
     chosen = tuple(name for name in faults or search().FAULTS if name != NONE)
     return {"faults": chosen, "spares_holders": spare_holders, "clients": clients, "seed": seed, "budget": budget}
 
@@ -170,3 +174,14 @@ def bounds(asked: dict[str, Any]) -> str:
     if asked["spares_holders"]:
         going_wrong += " (holders are spared)"
     return f"{asked['clients']} clients, {going_wrong}, budget {asked['budget']:g} s, seed {asked['seed']}"
+
+
+def said_again(asked: dict[str, Any]) -> str:
+    """The options of a search that were not left as they are, for another command."""
+    words = (
+        "" if len(asked["faults"]) == len(search().FAULTS) else "".join(f" --fault {kind}" for kind in asked["faults"])
+    )
+    if not asked["faults"]:
+        words = f" --fault {NONE}"
+    words += " --spare-holders" if asked["spares_holders"] else ""
+    return words + (f" --clients {asked['clients']}" if asked["clients"] != CLIENTS else "")

@@ -13,8 +13,11 @@ and the way that is first in the order of clients never has. So no state is miss
 from __future__ import annotations
 
 import random
+import signal
+import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from holdfast.lab.check import CHECKS, INVARIANTS, Event
@@ -72,6 +75,7 @@ class Explorer:
         self._stop_at = frozenset(stop_at)
         self._progress = progress
         self._ends_at = float("inf")
+        self._interrupts: list[int] = []
         self._most_states = NEVER
         self.known: set[str] = set()  # invariants of which some history had something to say
 
@@ -93,7 +97,9 @@ class Explorer:
         if kinds is None:
             kinds = self.config.kinds
         self.model.config = self.config._replace(most_faults=most_faults, kinds=kinds)
-        return self._widen()
+        with _polite_interrupts() as interrupts:
+            self._interrupts = interrupts
+            return self._widen()
 
     @property
     def states(self) -> int:
@@ -105,6 +111,8 @@ class Explorer:
         return bool(self._stop_at) and self._stop_at <= self.broken.keys()
 
     def _is_over(self) -> bool:
+        if self._interrupts:
+            raise KeyboardInterrupt
         return self.is_found or len(self.hashes) >= self._most_states or time.monotonic() >= self._ends_at
 
     def _widen(self) -> bool:
@@ -205,6 +213,24 @@ class Explorer:
                     self.broken[name] = self.broken[name]._replace(seed=seed)
             path = (path, choice)
         return unrolled(path)
+
+
+@contextmanager
+def _polite_interrupts() -> Iterator[list[int]]:
+    """Ctrl-C between two states, not within a simulated client, which would take it for its own."""
+    struck: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield struck
+        return
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.default_int_handler:
+        yield struck
+        return
+    signal.signal(signal.SIGINT, lambda number, frame: struck.append(number))
+    try:
+        yield struck
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def commutes(choice: Choice, before: State, after: State) -> bool:

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 __all__ = ["Matrix"]
 
 STYLES: Final = {HOLDS: "green", BROKEN: "bold red", UNKNOWN: "dim"}
+SO_FAR: Final = ".."  # behind the number of states
+SILENT: Final = "-"
 LONGEST_NAME: Final = 13  # that is not folded in a narrow table
 
 
@@ -66,7 +68,8 @@ class Matrix:
     def _layouts(self, signs: Signs) -> Iterator[tuple[Table, list[RenderableType]]]:
         key = Text.assemble(
             *((signs.holds, STYLES[HOLDS]), " 12k  holds, in 12 thousand states     "),
-            *((signs.broken, STYLES[BROKEN]), " 7  broken, in 7 steps     ?  unknown"),
+            *((signs.broken, STYLES[BROKEN]), " 7  broken, in 7 steps\n"),
+            f"{SO_FAR}  so far: not every single fault was tried     ?  unknown     {SILENT}  does not apply",
         )
         yield self._table(str, str, _in_words), []
         yield self._turned(), []
@@ -128,16 +131,22 @@ def _abbreviate(name: str) -> str:
 def _in_words(cell: Cell) -> str:
     if cell.trace is not None:
         return f"broken ({cell.trace.steps} step{'' if cell.trace.steps == 1 else 's'})"
-    return f"holds ({cell.states:,} states)" if cell.verdict == HOLDS else cell.verdict
+    if cell.verdict == HOLDS:
+        return f"holds{' so far' if cell.so_far else ''} ({cell.states:,} states)"
+    return "does not apply" if cell.silent else cell.verdict
 
 
 def _briefly(cell: Cell, signs: Signs) -> str:
     if cell.trace is not None:
         return f"{signs.broken} {cell.trace.steps} steps"
-    return f"{signs.holds} {count(cell.states)} states" if cell.verdict == HOLDS else "? unknown"
+    if cell.verdict == HOLDS:
+        return f"{signs.holds} {count(cell.states)} states{SO_FAR if cell.so_far else ''}"
+    return SILENT if cell.silent else "? unknown"
 
 
 def _tersely(cell: Cell, signs: Signs) -> str:
     if cell.trace is not None:
         return f"{signs.broken} {cell.trace.steps}"
-    return f"{signs.holds}{count(cell.states):>4}" if cell.verdict == HOLDS else "?"
+    if cell.verdict == HOLDS:
+        return f"{signs.holds}{count(cell.states):>4}{SO_FAR if cell.so_far else ''}"
+    return SILENT if cell.silent else "?"

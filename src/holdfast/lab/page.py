@@ -113,7 +113,9 @@ def _cell(cell: Cell | None) -> str:
         steps = f"{cell.trace.steps} step{'' if cell.trace.steps == 1 else 's'}"
         said = f"{of}{_SIGNS[cell.verdict]} {cell.verdict} <small>{steps}</small>"
         return element("a", said, class_=f"cell {cell.verdict}", href=f"#{_anchor(cell)}")
-    states = f"<small>{count(cell.states)} states</small>"
+    if cell.silent:
+        return element("span", f"{of}– <small>does not apply</small>", class_=f"cell {cell.verdict}")
+    states = f"<small>{'so far, ' if cell.so_far else ''}{count(cell.states)} states</small>"
     return element("span", f"{of}{_SIGNS[cell.verdict]} {cell.verdict} {states}", class_=f"cell {cell.verdict}")
 
 

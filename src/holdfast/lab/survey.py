@@ -4,10 +4,10 @@ A row is searched in widening circles: no fault, then one, then two; mild ones b
 many as were asked for. A trace found earlier is simpler, and stays. What is left of the budget goes to random walks.
 Rows are shared out to as many processes as there are cores.
 
-A verdict of ``holds`` means: all that two clients can do without a fault was explored, and nothing that was explored
-beyond that, with more clients and with faults, breaks it; the number of states says how much that was. It is
-``unknown`` if not even the first was done, or if no history had anything to say about it, as a lock without fences has
-nothing to say about fences.
+A verdict of ``holds`` takes that all that two clients can do without a fault was explored, and with one of the mildest
+kinds; and that nothing that was explored beyond that breaks it. The number of states says how much that was, and
+``so_far`` that time did not even suffice for every single fault. It is ``unknown`` if that was not reached, or if no
+history had anything to say about it (``silent``), as a lock without fences has nothing to say about fences.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
+import signal
 import time
 from collections.abc import Callable, Iterable, Sequence
 from multiprocessing.connection import wait
@@ -31,8 +32,10 @@ from holdfast.lab.trace import BROKEN, HOLDS, UNKNOWN, Cell, Findings, Trace, Ve
 __all__ = ["FAULTS", "INVARIANTS", "MEANING", "ROWS", "Circle", "Progress", "explore", "find", "survey", "trace_of"]
 
 MOST_CLIENTS: Final = 4
-SHARE: Final = 0.25  # of what is left of the budget, for each search of a row but the last
+SHARE_OF_THE_NEEDED: Final = 0.6  # of what is left of the budget, for a search that a verdict takes,
+SHARE: Final = 0.15  # for any other but the last,
 WALKS_SHARE: Final = 0.1  # and for random walks
+WEIGHTS: Final = {"holdfast": 5, "watch": 3, "setnx_repair": 2, "setnx_repair:as_written": 2}  # rows with more states
 MOST_WALKS: Final = 1_000
 
 
@@ -50,6 +53,11 @@ class Circle(NamedTuple):
     clients: int
     most_faults: int
     kinds: tuple[str, ...]
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether it takes this much for a verdict."""
+        return self.clients == 2 and self.most_faults <= 1
 
 
 def circles(clients: int, most_faults: int, kinds: tuple[str, ...]) -> list[Circle]:
@@ -152,25 +160,30 @@ def explore(
         )
         explorer.broken = broken
     everything = circles(config.clients, config.most_faults, config.kinds)
-    exhausted = []
+    exhausted = {}
     for place, circle in enumerate(everything):
         explorer = explorers[circle.clients]
         left = ends_at - time.monotonic()
-        share = left * (1 - WALKS_SHARE if place == len(everything) - 1 else SHARE)
-        exhausted.append(explorer.search(circle.most_faults, circle.kinds, budget=share))
+        share = SHARE_OF_THE_NEEDED if circle.is_needed else SHARE
+        share = left * (1 - WALKS_SHARE if place == len(everything) - 1 else share)
+        exhausted[circle] = explorer.search(circle.most_faults, circle.kinds, budget=share)
         if explorer.is_found:
             break
     if config.kinds and not explorer.is_found:
         _walk(explorer, seed, ends_at)
     states = sum(explorer.states for explorer in explorers.values())
-    known = {name for explorer in explorers.values() for name in explorer.known} if exhausted[0] else set()
+    known = {name for explorer in explorers.values() for name in explorer.known}
+    needed = [exhausted.get(circle, False) for circle in everything if circle.is_needed]
     cells = []
     for name in invariants:
         trace = trace_of(row, broken[name]) if name in broken else None
-        verdict: Verdict = BROKEN if name in broken else HOLDS if name in known else UNKNOWN
-        cells.append(Cell(row, name, verdict, states, trace))
+        enough = all(needed[:2])  # no fault, and one of the mildest
+        verdict: Verdict = BROKEN if name in broken else HOLDS if name in known and enough else UNKNOWN
+        so_far = verdict == HOLDS and not all(needed)
+        silent = verdict == UNKNOWN and enough and name not in known
+        cells.append(Cell(row, name, verdict, states, trace, so_far, silent))
     transitions = sum(explorer.transitions for explorer in explorers.values())
-    return Findings(row, states, transitions, all(exhausted), tuple(cells))
+    return Findings(row, states, transitions, all(exhausted.get(one, False) for one in everything), tuple(cells))
 
 
 def _walk(explorer: Explorer, seed: int, ends_at: float) -> None:
@@ -239,8 +252,9 @@ def _share_out(
         while waiting or running:
             while waiting and len(running) < jobs:
                 left = ends_at - time.monotonic()
-                share = max(0.1, min(left, left * jobs / (len(waiting) + len(running))))
+                weights = [WEIGHTS.get(row, 1) for row in [*waiting, *(busy for busy, _ in running.values())]]
                 row = waiting.pop(0)
+                share = max(0.1, min(left, left * jobs * weights[0] / sum(weights)))
                 ours, theirs = context.Pipe(duplex=False)
                 worker = context.Process(target=_work, args=(theirs, row, bounds, seed, share), daemon=True)
                 worker.start()
@@ -276,6 +290,7 @@ def _count_broken(findings: Findings) -> int:
 
 
 def _work(pipe: Any, row: str, bounds: dict[str, Any], seed: int, budget: float) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, who ends us
     said_at = 0.0
 
     def tell_of(states: int, broken: int) -> None:

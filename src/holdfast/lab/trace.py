@@ -78,7 +78,9 @@ class Cell:
     invariant: str
     verdict: Verdict
     states: int  # that were explored for it
-    trace: Trace | None = None  # the shortest one that breaks it
+    trace: Trace | None = None  # the simplest one that breaks it
+    so_far: bool = False  # it holds in what was explored, and that is not even every single fault
+    silent: bool = False  # it is unknown, and always will be: the recipe has nothing to say about it
 
 
 @dataclass(frozen=True, slots=True)
