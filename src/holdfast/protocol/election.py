@@ -126,7 +126,8 @@ class BaseTerms(Generic[L]):
             except LeaseLost as lost:
                 log.info("a term as leader of %r was lost: %s", self._lock.name, lost.reason)
             except HoldfastError as failed:
-                log.warning("stepping down as leader of %r goes on in the background: %s", self._lock.name, failed)
+                # As text, for a log may keep what it is given, and an error keeps us alive by its traceback.
+                log.warning("stepping down as leader of %r goes on in the background: %s", self._lock.name, str(failed))
         self._lease = None
 
     def _drop(self) -> None:
