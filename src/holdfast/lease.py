@@ -297,7 +297,7 @@ class BaseLease:
         """Raise LeaseLost unless it is still held (NotHeld if it was released)."""
         hold = self._hold
         if reason := hold.why_lost(self._driver.now()):
-            raise LeaseLost(hold.name, hold.fence, reason)
+            raise LeaseLost(hold.name, self.fence, reason)
         if hold.phase is not HELD:
             raise NotHeld(hold.name)
 

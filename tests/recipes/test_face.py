@@ -328,3 +328,15 @@ async def test_a_cancelled_acquire_leaves_its_object_free(url: str, admin: redis
             assert await recipe.acquire(timeout=5)
             await recipe.release()
             assert admin.keys("*") == []
+
+
+def test_a_lost_lease_without_a_fence_speaks_of_none(client: holdfast.Client) -> None:
+    lease = client.recipe("set_nx", "brief", ttl=0.05).acquire()
+    assert lease
+    while lease.held:
+        pass
+    with pytest.raises(holdfast.LeaseLost) as lost:
+        lease.check()
+    assert "fence" not in str(lost.value)
+    with pytest.raises(holdfast.LeaseLost):
+        lease.release()
