@@ -129,10 +129,32 @@ def test_who_waits_says_the_count_too(play: Any) -> None:
 def test_the_name_of_a_lock_is_refused(play: Any) -> None:
     async def scenario(api: Any) -> None:
         client = api.client()
-        async with client.lock("a"):
-            for attempt in ("count_down", "count", "wait"):
-                with pytest.raises(holdfast.Unsupported, match=r"'a'.*name of a lock.*another name"):
-                    await getattr(client.latch("a", 1), attempt)()
+        for kind, lock in (("lock", client.lock("a")), ("semaphore", client.semaphore("b", 2))):
+            async with lock:
+                for attempt in ("count_down", "count", "wait"):
+                    with pytest.raises(holdfast.Unsupported, match=rf"'{lock.name}'.*in use as a {kind}.*another name"):
+                        await getattr(client.latch(lock.name, 1), attempt)()
+            await client.latch(lock.name, 1).count_down()
+
+    play(scenario)
+
+
+def test_its_own_name_is_refused_to_locks(play: Any) -> None:
+    async def scenario(api: Any) -> None:
+        client = api.client()
+        for left in (1, 0):
+            assert await client.latch("a", 2, retention=1).count_down() == left
+            for lock in (
+                client.lock("a", wait=1),
+                client.election("a", wait=1).lead(),
+                client.semaphore("a", 2, wait=1),
+            ):
+                with pytest.raises(holdfast.Unsupported, match="in use as a latch"):
+                    async with lock:
+                        raise AssertionError("entered")
+        await api.sleep(1.1)
+        async with client.lock("a", wait=0):
+            pass
 
     play(scenario)
 

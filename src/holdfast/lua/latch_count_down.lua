@@ -1,40 +1,38 @@
 -- Count a latch down, once for this token; and if that opens it, wake whoever waits.
 --
--- KEYS 1 the latch: what is left and what it began with   2 its waiters: token and channel, by when they last asked
---      3 the lock of this name and 4 its queue, neither of which must be there
---      5 the tombstone of this token: it was counted, and this much was left then
+-- KEYS 1 the latch   2 its waiters   3 the lock of this name   4 its queue   5 its waiters
+--      6 the tombstone of this token: it was counted, and this much was left then
 -- ARGV 1 token   2 the count that it should have begun with   3 by how much   4 how long it is remembered, in ms
 --      5 how long the tombstone stands, in ms
 --
 -- Returns {left, total}   0 is open
 --         {-1, total}     it began with another count
---         {-2, 0}         the name is that of something else
+--         {-2, kind}      the name is in use as another kind of lock
 --
 -- One step, because two who read the same rest would both write it less one, and the latch would never open; because a
 -- request that is sent again must find out whether it was counted; and because whoever registers as a waiter while it
 -- opens must be seen here, or must see it open.
 
-local said = redis.call('GET', KEYS[5])
+-- include latch_state.lua
+
+local said = redis.call('GET', KEYS[6])
 if said then
   return {tonumber(said), tonumber(ARGV[2])}
 end
-local latch = redis.call('GET', KEYS[1])
-if not latch and redis.call('EXISTS', KEYS[3], KEYS[4]) > 0 then
-  return {-2, 0}
-end
-local left, total = string.match(latch or '', '^(%d+) (%d+)$')
-left, total = left or ARGV[2], total or ARGV[2]
-if total ~= ARGV[2] then
-  return {-1, tonumber(total)}
+local left, total = read_latch(ARGV[2])
+if not left then
+  return total
 end
 if left == '0' then
   return {0, tonumber(total)}
 end
 
 left = string.format('%d', math.max(0, left - ARGV[3]))
-latch = left .. ' ' .. total
-redis.call('SET', KEYS[1], latch, 'PX', ARGV[4])
-redis.call('SET', KEYS[5], left, 'PX', ARGV[5])
+local full = write_latch(left, total, ARGV[4])
+if full then
+  return full
+end
+redis.call('SET', KEYS[6], left, 'PX', ARGV[5])
 if left == '0' then
   local time = redis.call('TIME')
   local words = ' 0 ' .. time[1] .. string.sub('00000' .. time[2], -6) .. ' 0'

@@ -1,39 +1,33 @@
 -- See how far a latch is; and, unless it is open, wait to be told.
 --
--- KEYS 1 the latch: what is left and what it began with   2 its waiters: token and channel, by when they last asked
---      3 the lock of this name and 4 its queue, neither of which must be there
+-- KEYS 1 the latch   2 its waiters   3 the lock of this name   4 its queue   5 its waiters
 -- ARGV 1 token   2 the count that it should have begun with
 --      3 the channel on which to be told ('-': none, but it waits; '': it only looks, and nothing is written)
 --      4 how long the latch is remembered, in ms
 --
 -- Returns {left, total}   0 is open
 --         {-1, total}     it began with another count
---         {-2, 0}         the name is that of something else
+--         {-2, kind}      the name is in use as another kind of lock
 --
 -- One step, because a latch that opens between a look at it and the entry among its waiters would tell nobody.
 
-local latch = redis.call('GET', KEYS[1])
-if not latch and redis.call('EXISTS', KEYS[3], KEYS[4]) > 0 then
-  return {-2, 0}
-end
-local left, total = string.match(latch or '', '^(%d+) (%d+)$')
-left, total = left or ARGV[2], total or ARGV[2]
-if total ~= ARGV[2] then
-  return {-1, tonumber(total)}
+-- include latch_state.lua
+
+local PRESENCE_US = 1100000 -- two refreshes missed, as in a queue
+
+local left, total, there = read_latch(ARGV[2])
+if not left then
+  return total
 end
 if left == '0' or ARGV[3] == '' then
   return {tonumber(left), tonumber(total)}
 end
 
 -- Who waits keeps it in mind. On a full server that, and being told, is done without: it asks again soon.
-if not latch then
-  latch = left .. ' ' .. total
-  redis.pcall('SET', KEYS[1], latch, 'PX', ARGV[4])
-elseif redis.call('PTTL', KEYS[1]) < tonumber(ARGV[4]) then
-  redis.call('PEXPIRE', KEYS[1], ARGV[4])
+if not there or redis.call('PTTL', KEYS[1]) < tonumber(ARGV[4]) then
+  write_latch(left, total, ARGV[4])
 end
 if ARGV[3] ~= '-' then
-  local PRESENCE_US = 1100000 -- two refreshes missed, as in a queue
   local time = redis.call('TIME')
   local now = time[1] .. string.sub('00000' .. time[2], -6)
   local waiter = ARGV[1] .. ' ' .. ARGV[3]

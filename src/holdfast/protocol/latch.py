@@ -94,7 +94,7 @@ class BaseLatch:
         self._count = str(count)
         self._retention = str(round(retention * 1000))
         latch, waiters = (f"{keys.head}{part}{keys.tail}" for part in ("latch", "latch:waiters"))
-        self._shared = latch, waiters, keys.main, keys.shared[2]
+        self._shared = latch, waiters, keys.main, *keys.shared[2:]
 
     @property
     def name(self) -> str:
@@ -126,15 +126,18 @@ class BaseLatch:
     def _look_step(self, token: str, channel: str) -> Step:
         return Step("latch_look", self._shared, (token, self._count, channel, self._retention))
 
-    def _left(self, reply: list[int]) -> int:
-        left, total = reply
+    def _left(self, reply: list[Any]) -> int:
+        left: int = reply[0]
         if left == OTHER_COUNT:
             raise InvalidConfig(
                 f"latch({self.name!r}, count={self._count})",
-                f"it began with count={total}; all must give the same, or choose another name",
+                f"it began with count={reply[1]}; all must give the same, or choose another name",
             )
         if left == OTHER_KIND:
-            raise Unsupported(f"latch {self.name!r}: this is the name of a lock", "choose another name")
+            kind = reply[1].decode()
+            raise Unsupported(
+                f"latch {self.name!r}: it is in use as a {kind}", "choose another name for one of the two"
+            )
         return left
 
     def _wait(self, patience: float | None) -> Effects[bool]:
