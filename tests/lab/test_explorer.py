@@ -379,7 +379,7 @@ def test_a_server_may_start_again_also_while_the_lock_is_free() -> None:
 
 
 def test_who_asks_and_is_next_is_given_two_fences_by_one_step_the_lower_one_first() -> None:
-    """B stood before it and is dead, so the step that passes over B grants it the lock and then finds that it has it."""
+    """B stood before it and is dead: the step that passes over B grants it the lock, and then finds that it has it."""
     model = Explorer(config_of("holdfast", clients=3, kinds=("crash",))).model
     state, history = model.first(), ()
 

@@ -81,19 +81,32 @@ def mutual_exclusion(history: History) -> Report:
 def fenced_safety(history: History) -> Report:
     """A resource that refuses lower fences never takes a write from a hold that a later one has superseded."""
     seen: int | None = None
-    latest = -1  # whose hold was granted last
+    latest: Event | None = None  # the hold that was granted last
+    known_when_asked: dict[int, Event | None] = {}
     for event in history:
-        if event.kind == "granted":
-            latest = event.client
+        if event.kind == "wants":
+            known_when_asked[event.client] = latest
+        elif event.kind == "granted":
+            # Who had asked before, and has a lower fence, was granted it before the latest, and only learns of it now.
+            if known_when_asked.get(event.client, latest) is latest or not _is_lower(event, latest):
+                latest = event
         elif event.kind == "writes":
             if event.fence is not None:
                 if seen is not None and event.fence < seen:
                     continue  # the resource has refused it
                 seen = event.fence
-            if latest not in (-1, event.client):
+            if latest is not None and latest.client != event.client:
                 how = "without a fence nobody can refuse it" if event.fence is None else "and its fence does not tell"
-                return Report(BROKEN, f"{{0}} writes although {{1}} has taken over; {how}", (event.client, latest))
+                why = f"{{0}} writes although {{1}} has taken over; {how}"
+                return Report(BROKEN, why, (event.client, latest.client))
     return _HOLDS
+
+
+def _is_lower(event: Event, other: Event | None) -> bool:
+    """Whether both have fences, and the first has the lower one."""
+    if event.fence is None or other is None or other.fence is None:
+        return False
+    return event.fence < other.fence
 
 
 def owner_only_release(history: History) -> Report:
