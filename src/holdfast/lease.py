@@ -147,6 +147,10 @@ class Hold:
     def names(self) -> tuple[str, ...]:
         return (self.keys.name,)
 
+    @property
+    def mains(self) -> tuple[str, ...]:
+        return (self.keys.main,)
+
     def grant(self, fence: int, asked_at: float) -> None:
         """The server gave it to us, on a request sent at that time."""
         terms = self.terms

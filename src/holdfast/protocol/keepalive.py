@@ -65,9 +65,14 @@ class Book:
 
     def leave(self, hold: Hold) -> bool:
         """Take it out; True for exactly one caller, who may then end it."""
-        if self.watched and self.watched.get(hold.keys.main) is hold:
-            self.watched.pop(hold.keys.main, None)
+        if self.watched:
+            self.unwatch(hold)
         return self.holds.pop(hold, None) is not None
+
+    def unwatch(self, hold: Hold) -> None:
+        for key in hold.mains:
+            if self.watched.get(key) is hold:
+                self.watched.pop(key, None)
 
     def look_at(self, key: str) -> None:
         """Somebody else wrote that key: if a hold relies on it, see what became of it."""
@@ -194,7 +199,8 @@ def _renew(book: Book, todo: Round, now: float) -> Effects[None]:
         for hold in batch:
             hold.look_at = float("inf")
             if hold.kind is None or hold.kind.watches:
-                book.watched[hold.keys.main] = hold
+                for key in hold.mains:
+                    book.watched[key] = hold
         steps = [mutex.renew_step(hold, ttl, watch=True) for hold, ttl in zip(batch, ttls, strict=True)]
         shortest = min((hold.terms.ttl for hold in batch), default=1.0)
         # Not beyond the deadline of any that is to be renewed, lest it is told late; but long enough for a round trip.
@@ -206,8 +212,7 @@ def _renew(book: Book, todo: Round, now: float) -> Effects[None]:
         for hold, ttl, reply in zip(batch, ttls, replies, strict=True):
             if hold not in book.holds:
                 # Released while the renewal was under way: its fate is not ours any more.
-                if book.watched.get(hold.keys.main) is hold:
-                    book.watched.pop(hold.keys.main, None)
+                book.unwatch(hold)
                 continue
             if isinstance(reply, StepFailed):
                 hold.doubtful = hold.doubtful or reply.sent

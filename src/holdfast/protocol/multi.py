@@ -67,7 +67,7 @@ class _Several:
         return Step("multi_abandon", _groups(hold), (hold.token, str(stands_ms)))
 
     def renew_step(self, hold: MultiHold, ttl_ms: int, watch: bool) -> Step:
-        return Step("multi_renew", tuple(keys.main for keys in hold.each), (hold.token, str(ttl_ms)), watch)
+        return Step("multi_renew", hold.mains, (hold.token, str(ttl_ms)), watch)
 
 
 # A waiter need not know at which name it waits, so it cannot have that one watched; it asks every half second anyway.
@@ -93,6 +93,10 @@ class MultiHold(Hold):
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(keys.name for keys in self.each)
+
+    @property
+    def mains(self) -> tuple[str, ...]:
+        return tuple(keys.main for keys in self.each)
 
     @property
     def asked(self) -> tuple[float, int]:
