@@ -42,7 +42,7 @@ def test_bad_name(connect: Any, url: str, name: str) -> None:
     assert str(caught.value).isprintable()
 
 
-@pytest.mark.parametrize("name", [None, 5, 5.0, b"bytes", ["list"], {"a": 1}, object()], ids=repr)
+@pytest.mark.parametrize("name", [None, 5, 5.0, b"bytes", ["list"], {"a": 1}, object], ids=repr)
 def test_name_that_is_no_text(connect: Any, url: str, name: Any) -> None:
     with pytest.raises(holdfast.InvalidName, match="str"):
         connect(url).lock(name)

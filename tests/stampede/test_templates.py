@@ -183,7 +183,7 @@ def test_objects_that_can_be_called_can_be_decorated(client: holdfast.Client) ->
         {"wait": -1},
         {"wait": "now"},
         {"serializer": "json"},
-        {"serializer": object()},
+        {"serializer": object},
     ],
     ids=str,
 )

@@ -93,12 +93,14 @@ class Machine:
             raise GeneratorExit
         process: Process = yield fx.Caller()
         process.depth += 1
+        before, process.acts_for = process.acts_for, self
         try:
             result = yield from protocol
         except fx.Interrupted:
             raise Cancelled from None
         finally:
             process.depth -= 1
+            process.acts_for = before
         if process.cancel_noted:
             process.cancel_noted = False
             raise Cancelled
@@ -193,6 +195,7 @@ class Process:
 
     def __init__(self, machine: Machine, routine: Any) -> None:
         self.machine = machine
+        self.acts_for = machine  # whose client it uses at the moment
         self.world = machine.world
         self.done = False
         self.result: Any = None
@@ -288,7 +291,7 @@ class Process:
 
     def _perform(self, effect: fx.Effect, pending: object) -> Any:
         """The reply, or ``pending`` if it comes later."""
-        machine, world = self.machine, self.world
+        machine, world = self.acts_for, self.world
         self.asleep = isinstance(effect, fx.Wait)
         if isinstance(effect, fx.Now):
             return machine.wall() if effect.wall else machine.now()
