@@ -88,7 +88,7 @@ class RoomHold(Hold):
         self.species = species
         self.wanted = wanted
         self.owner: Hashable = None  # the thread or task that has acquired it
-        self.before: RoomHold | None = None  # what that was reading already
+        self.among: object = None  # what else that one reads; kept alive from here
 
     def grant(self, fence: int, asked_at: float) -> None:
         super().grant(fence, asked_at)

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from typing import Any, Generic, TypeVar
-from weakref import WeakValueDictionary
+from weakref import WeakSet, WeakValueDictionary
 
 from holdfast.errors import WouldDeadlock
 from holdfast.lease import HELD, BaseLease, Terms
@@ -38,22 +38,17 @@ R = TypeVar("R", bound=BaseRoom[Any])
 W = TypeVar("W", bound=BaseRoom[Any])
 
 
-# By key and caller: the latest that it reads. Weak, so that what nobody holds is forgotten.
-Readers = WeakValueDictionary[tuple[str, Hashable], RoomHold]
+# By key and caller: what it reads. Weak, so that what nobody holds is forgotten: a set lives by the holds in it.
+Readers = WeakValueDictionary[tuple[str, Hashable], WeakSet[RoomHold]]
 
 
 def note_reader(readers: Readers, hold: RoomHold) -> None:
-    key = hold.keys.main, hold.owner
-    hold.before = reading(readers, key)
-    readers[key] = hold
+    hold.among = holds = readers.setdefault((hold.keys.main, hold.owner), WeakSet())
+    holds.add(hold)
 
 
-def reading(readers: Readers, key: tuple[str, Hashable]) -> RoomHold | None:
-    """What that caller reads at the moment."""
-    hold = readers.get(key)
-    while hold is not None and hold.phase is not HELD:
-        hold = hold.before
-    return hold
+def is_reading(readers: Readers, main: str, me: Hashable) -> bool:
+    return any(hold.phase is HELD for hold in list(readers.get((main, me), ())))
 
 
 class BaseReader(BaseRoom[L]):
@@ -101,7 +96,7 @@ class BaseWriter(BaseRoom[L]):
 
     def _acquire(self, patience: float | None) -> Effects[L | None]:
         me = yield from caller()
-        if reading(self._readers, (self._keys.main, me)) is not None:
+        if is_reading(self._readers, self._keys.main, me):
             raise WouldDeadlock(self.name)
         return (yield from super()._acquire(patience))
 
