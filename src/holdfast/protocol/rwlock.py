@@ -125,10 +125,10 @@ def downgrade_lease(lease: BaseWriteLease) -> Effects[None]:
     """From writing to reading. Done twice it is as if done once."""
     hold = lease._hold
     assert isinstance(hold, RoomHold)
-    yield from mutex.insist(hold, Step("room_share", hold.room, (hold.token,)))
-    if hold.wanted != ANY:
+    if hold.wanted != ANY:  # whatever comes of it: by the time we know, others may be inside
         hold.wanted = ANY
         note_reader(lease._readers, hold)
+    yield from mutex.insist(hold, Step("room_share", hold.room, (hold.token,)))
 
 
 class BaseRWLock(Generic[R, W]):
