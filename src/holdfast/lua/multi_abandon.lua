@@ -10,6 +10,7 @@
 -- same token may be sent for some of them only.
 
 -- include several.lua
+-- include passing.lua
 
 local found = 1
 local open = {}

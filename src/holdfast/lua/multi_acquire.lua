@@ -19,6 +19,29 @@
 
 -- include several.lua
 
+read_time()
+-- All that could fail comes before the first write, because what a script has written stays written.
+local last = '0'
+for name = 1, NAMES do
+  look_at(name)
+  local theirs = redis.call('GET', KEYS[2])
+  last = theirs and tonumber(theirs) > tonumber(last) and theirs or last
+end
+if redis.call('EXISTS', each(1, 3, 5)) == 0 then
+  local fence
+  for name = 1, NAMES do
+    look_at(name)
+    redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
+    fence = mint(last, '1', ARGV[3])
+  end
+  return fence
+end
+if redis.call('EXISTS', each(5)) > 0 then
+  return {-1, 0}
+end
+
+-- include passing.lua
+
 local token, mine = ARGV[1], tonumber(ARGV[7])
 local free_in_ms, other_kind
 
@@ -69,14 +92,10 @@ local function may_have()
   return is_our_turn()
 end
 
-read_time()
 local waits_at
-for name = 1, NAMES do
+for name = 1, mine > 0 and NAMES or 0 do
   look_at(name)
-  if redis.call('EXISTS', KEYS[5]) == 1 then
-    return {-1, 0}
-  end
-  if mine > 0 and redis.call('ZSCORE', KEYS[3], token) then
+  if redis.call('ZSCORE', KEYS[3], token) then
     waits_at = name
   end
 end
@@ -96,12 +115,6 @@ for name = 1, refused_at and 0 or NAMES do
 end
 
 if not refused_at then
-  local last = '0'
-  for name = 1, NAMES do
-    look_at(name)
-    local theirs = redis.call('GET', KEYS[2])
-    last = theirs and tonumber(theirs) > tonumber(last) and theirs or last
-  end
   local fence
   for name = 1, NAMES do
     look_at(name)

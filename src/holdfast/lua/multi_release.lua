@@ -22,6 +22,12 @@ for name = 1, NAMES do
     found = math.min(found, owner and -1 or 0)
   end
 end
+if redis.call('EXISTS', each(3)) == 0 then
+  return found
+end
+
+-- include passing.lua
+
 read_time()
 for _, name in ipairs(freed) do
   look_at(name)
