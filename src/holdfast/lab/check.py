@@ -13,7 +13,8 @@ A *hold* runs from acquire's return (``granted``) to release's call (``leaves``)
 | wants | who | an attempt to acquire begins |
 | arrived | who | the server has refused it, and it waits its turn |
 | minted | for whom | the server has given it the lock, with that fence; it may not know yet |
-| granted | who | acquire returned; its fence and local deadline, None where there is none |
+| granted | who | acquire returned; its fence and local deadline, None where there is none; in ``what``, of a kind of
+  lock that several can hold: "read", "write", or "permit 0 of 2" |
 | extended | who | the holder may now rely on it until then |
 | refused | who | acquire returned without, or raised |
 | believes | who | ``held`` was true just now, when its deadline was that |
@@ -30,12 +31,12 @@ A *hold* runs from acquire's return (``granted``) to release's call (``leaves``)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from holdfast.lab.trace import BROKEN, HOLDS, UNKNOWN, Verdict
 
-__all__ = ["CHECKS", "INVARIANTS", "MEANING", "Check", "Event", "Report", "check"]
+__all__ = ["CHECKS", "INVARIANTS", "MEANING", "ROOM_CHECKS", "Check", "Event", "Report", "check"]
 
 
 class Event(NamedTuple):
@@ -227,6 +228,50 @@ def fifo(history: History) -> Report:
     return _HOLDS if came else _UNKNOWN
 
 
+def permit_count(history: History) -> Report:
+    """Of a semaphore: no more hold at the same time than there are permits, and no two the same one."""
+    counted = False
+    for holder, others in _beside(history):
+        if not holder.what.startswith("permit"):
+            continue
+        counted = True
+        _, slot, _, permits = holder.what.split(" ")
+        if len(others) >= int(permits):
+            return Report(BROKEN, f"{{0}} has a permit, and {permits} others have one too", (holder.client,))
+        for other in others:
+            if other.what.split(" ")[1] == slot:
+                return Report(BROKEN, "{0} and {1} have the same permit", (holder.client, other.client))
+    return _HOLDS if counted else _UNKNOWN
+
+
+def mode_exclusion(history: History) -> Report:
+    """Of a readers-writer lock: nobody is beside a writer."""
+    counted = False
+    for holder, others in _beside(history):
+        counted = counted or holder.what in ("read", "write")
+        for other in others:
+            if "write" in (holder.what, other.what):
+                why = f"{{0}} may {holder.what}, and {{1}} still may {other.what}"
+                return Report(BROKEN, why, (holder.client, other.client))
+    return _HOLDS if counted else _UNKNOWN
+
+
+def _beside(history: History) -> Iterator[tuple[Event, list[Event]]]:
+    """Whoever begins to hold, or goes on, by its grant; and the grants of those who hold beside it."""
+    holds: dict[int, tuple[Event, int | None]] = {}
+    for event in history:
+        if event.kind in _ENDS_A_HOLD:
+            holds.pop(event.client, None)
+        elif event.kind == "granted" or (event.kind == "extended" and event.client in holds):
+            grant = event if event.kind == "granted" else holds[event.client][0]
+            yield grant, [
+                other
+                for client, (other, until_us) in holds.items()
+                if client != event.client and (until_us is None or until_us > event.at_us)
+            ]
+            holds[event.client] = grant, event.until_us
+
+
 class Check(NamedTuple):
     judge: Callable[[History], Report]
     ends_with: frozenset[str]  # the kinds of event that can break it
@@ -249,6 +294,12 @@ CHECKS: Final = {
     "Fifo": _check(fifo, "granted"),
 }
 INVARIANTS: Final = tuple(CHECKS)
+
+# What is asked of semaphores and readers-writer locks, in the place of mutual exclusion. The matrix is of locks alone.
+ROOM_CHECKS: Final = {
+    "PermitCount": _check(permit_count, "granted", "extended"),
+    "ModeExclusion": _check(mode_exclusion, "granted", "extended"),
+}
 
 MEANING: Final = {
     "MutualExclusion": "Two never hold the lock at the same time.",

@@ -20,9 +20,10 @@ from typing import Final
 
 from holdfast.lab.check import Event
 from holdfast.lab.local import Local
+from holdfast.lab.rooms import RoomView
 from holdfast.lab.server import Server
 from holdfast.lab.site import Input, Request, Site, Visit
-from holdfast.lab.state import NEVER, Choice, Config, State, is_answered, under_way
+from holdfast.lab.state import NEVER, NOBODY, Choice, Config, State, is_answered, under_way
 from holdfast.lab.store import START_US
 from holdfast.lab.transition import Transition
 
@@ -43,6 +44,7 @@ class Model:
         self._roots: dict[tuple[str, int], Local] = {}  # by name and skew
         self._kept: list[Local] = []
         self._newcomers: dict[tuple[int, int], bool] = {}
+        self._rooms: dict[tuple[int, int], bool] = {}
 
     # Clients.
 
@@ -257,12 +259,28 @@ class Model:
         return Transition(self, state).make(choice)
 
     def is_free(self, state: State) -> bool:
+        if self.config.room is not None:
+            return self._has_room(self.config.room, state)
         value, expires_us = self.server.lock(state.store)
         if value is None:
             return True
         until_us = self.config.deadline_us(value, expires_us)
         now_us = self.server.now_us(state.store) if self.config.by_server else START_US + state.now_us
         return until_us is not None and until_us < now_us
+
+    def first_waiter(self, state: State) -> int:
+        """Who of those that are not stopped has waited longest."""
+        return next((client for client in state.arrived if not state.stopped[client]), NOBODY)
+
+    def _has_room(self, room: RoomView, state: State) -> bool:
+        """Whether there is a place for whoever is next; or, if nobody is, whether nobody is inside."""
+        first = self.first_waiter(state)
+        known = self._rooms.get((state.store, first))
+        if known is None:
+            store = self.server.store(state.store)
+            known = not room.inside(store) if first < 0 else room.fits(store, self.names[first])
+            self._rooms[state.store, first] = known
+        return known
 
     def admits_newcomer(self, store: int, now_us: int) -> bool:
         """Whether somebody new gets the lock within a ttl and the bound, if nobody else does anything any more."""

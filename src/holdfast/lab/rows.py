@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any, Final
+from weakref import WeakValueDictionary
 
 from holdfast.errors import InvalidConfig
 from holdfast.lab.memcached import Memcached
+from holdfast.lab.rooms import RoomView
 from holdfast.lab.state import NEVER, Config
 from holdfast.lab.store import Store
 from holdfast.lease import BaseLease, Terms
@@ -19,8 +21,19 @@ from holdfast.protocol.recipes import FENCED, RECIPES, options_of, scheme_of
 from holdfast.protocol.recipes.base import BaseRecipe, FencelessLease
 from holdfast.protocol.recipes.deadline import Deadlined
 from holdfast.protocol.recipes.scheme import Scheme
+from holdfast.protocol.room import ALL, ANY, room_keys
+from holdfast.protocol.rwlock import BaseReader, BaseWriteLease, BaseWriter, Readers
+from holdfast.protocol.semaphore import BasePermit, BaseSemaphore
 
-__all__ = ["ROWS", "config_of", "fenced_config", "recipe_config", "scheme_config"]
+__all__ = [
+    "ROWS",
+    "config_of",
+    "fenced_config",
+    "recipe_config",
+    "rwlock_config",
+    "scheme_config",
+    "semaphore_config",
+]
 
 TTL: Final = 3.0
 PACE: Final = {"sleep": 1.6}  # between tries: so that they do not all fall on the beats of the ttl
@@ -111,6 +124,43 @@ class QuietLease(BaseLease):
 
     def __del__(self) -> None:
         pass
+
+
+class QuietPermit(BasePermit, QuietLease):
+    __slots__ = ()
+
+
+class QuietWriteLease(BaseWriteLease, QuietLease):
+    __slots__ = ()
+
+
+_CLIENTS: Final = "ABCDEFGH"
+
+
+def semaphore_config(permits: int = 2, **bounds: Any) -> Config:
+    """A semaphore, of which everybody wants a permit."""
+    keys, terms = keys_of(NAME), replace(_TERMS, cohort=0)
+    config = _room_config(dict.fromkeys(_CLIENTS, f"n{permits}"), bounds)
+    return config._replace(make_lock=lambda driver: BaseSemaphore(driver, keys, terms, QuietPermit, permits))
+
+
+def rwlock_config(modes: str = "RWR", **bounds: Any) -> Config:
+    """A readers-writer lock: for each client whether it is a reader (R) or a writer (W). A newcomer writes."""
+    keys, terms = keys_of(NAME), replace(_TERMS, cohort=0)
+    wanted = {name: ANY if mode == "R" else ALL for name, mode in zip(_CLIENTS, modes, strict=False)}
+
+    def make_lock(driver: Any) -> Any:
+        readers: Readers = WeakValueDictionary()
+        if wanted.get(driver.name) == ANY:
+            return BaseReader(driver, keys, terms, QuietLease, readers)
+        return BaseWriter(driver, keys, terms, QuietWriteLease, readers)
+
+    return _room_config(wanted, {"clients": len(modes), **bounds})._replace(make_lock=make_lock)
+
+
+def _room_config(wanted: dict[str, str], bounds: dict[str, Any]) -> Config:
+    keys = keys_of(NAME)
+    return fenced_config(key=room_keys(keys)[0], room=RoomView(keys, wanted), **bounds)
 
 
 def fenced_config(**bounds: Any) -> Config:

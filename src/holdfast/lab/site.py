@@ -264,7 +264,7 @@ class Site:
         self.granted_us = self.now_us
         self.stage, self.granted = "holds", True
         self.fence, self.until_us = lease.fence, _deadline_us(lease)
-        self.note("granted", fence=self.fence, until_us=self.until_us)
+        self.note("granted", fence=self.fence, until_us=self.until_us, what=getattr(lease._hold, "place", ""))
         self.note("writes", fence=self.fence)
 
     def _stay(self) -> Generator[Any, Any, Any]:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
 
 from holdfast.lab.faults import FAULTS
+from holdfast.lab.rooms import RoomView
 
 __all__ = ["NEVER", "NOBODY", "Choice", "Config", "State", "Under", "is_answered", "under_way"]
 
@@ -51,6 +52,7 @@ class Config(NamedTuple):
     idle_us_per_fault: int = 1_000_000  # and how much longer for each fault, after which a step is sent again
     newcomer_us: int = 2_000_000  # how much longer than a ttl a newcomer may need
     tick_us: int = 0  # by how much time passes with each step; 0: steps take no time, so that clocks can agree
+    room: RoomView | None = None  # who is inside and who fits, where the lock is no single key
     reduce: bool = True  # local steps happen at once, and steps that commute are taken in one order only
 
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, Final
 
-from holdfast.lab.check import CHECKS, Event
+from holdfast.lab.check import CHECKS, ROOM_CHECKS, Event
 from holdfast.lab.model import Model
 from holdfast.lab.site import Failure, Request
 from holdfast.lab.state import NEVER, Choice, Config, State, under_way
@@ -39,6 +39,9 @@ _MEANING: Final[dict[str, dict[Any, str]]] = {
     "release": {1: "gives the lock back", None: "finds that the lock is not its own any more"},
     "renew": {1: "renews its lease", None: "finds that its lease is gone"},
     "abandon": {None: "cleans up after itself"},
+    "room_release": {1: "gives its place back", None: "finds that it has no place any more"},
+    "room_renew": {1: "renews its lease", None: "finds that its lease is gone"},
+    "room_abandon": {None: "cleans up after itself"},
     "free": {1: "deletes the key, which holds its own value", 0: "leaves the key alone: it holds another's value"},
 }
 
@@ -63,8 +66,9 @@ def tell(config: Config, choices: tuple[Choice, ...], invariant: str = "") -> tu
 
 
 def violation(model: Model, history: tuple[Event, ...], events: tuple[Event, ...], invariant: str) -> str:
-    if invariant and any(event.kind in CHECKS[invariant].ends_with for event in events):
-        report = CHECKS[invariant].judge(history)
+    check = {**CHECKS, **ROOM_CHECKS}.get(invariant)
+    if check is not None and any(event.kind in check.ends_with for event in events):
+        report = check.judge(history)
         if report.verdict == BROKEN:
             return report.why.format(*(model.names[client] for client in report.clients))
     return ""
@@ -253,6 +257,10 @@ def _meaning(request: Request, replies: tuple[Any, ...]) -> str:
         if reply[0] != 0:
             return "is refused: this attempt was given up before"
         return "finds it taken, and queues" if request.ops[0].args[4] else "finds it taken"
+    if name == "room_acquire":
+        if reply[0] == 0:
+            return "finds no room, and queues" if op.args[4] else "finds no room"
+        return "comes in" if reply[0] == 1 else "is refused"
     if name == "EXEC":
         return _meaning_of_transaction(request, reply)
     if name == "EVAL":

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["Transition"]
 
 BROKEN_LINK: Final = Failure("the connection broke", sent=True, retry=True, prompt=True)
+_QUEUEING: Final = ("acquire", "room_acquire")
 AWAY_US: Final = 100_000  # how long a server that starts again, or is replaced, is away
 
 
@@ -139,7 +140,7 @@ class Transition:
         """See to whom the key belongs now, and whether it was anybody's to change."""
         server, config = self.server, self.config
         was, is_now = server.lock(old), server.lock(new)
-        if was == is_now:
+        if was == is_now or config.room is not None:
             return
         (value, expires_us), (new_value, new_expires_us) = was, is_now
         until = None if value is None else config.deadline_us(value, expires_us)
@@ -180,8 +181,10 @@ class Transition:
             fence = int(text.split(b" ")[1])
             if fence and channel.decode() in self.model.channels:
                 self._event(self.model.channels.index(channel.decode()), "minted", fence=fence)
-        if not request.listens and getattr(request.ops[0], "script", "") == "acquire":
+        if not request.listens and getattr(request.ops[0], "script", "") in _QUEUEING:
             reply = done.replies[0]
+            if isinstance(reply, tuple) and reply[0] == 1:  # of a room: and the place
+                reply = reply[1]
             if isinstance(reply, bytes | int):
                 self._event(client, "minted", fence=int(reply))
 
@@ -190,7 +193,7 @@ class Transition:
         if client in self.arrived or self.model.locals[self.locals[client]].stage != "wants":
             return
         reply = replies[0] if replies else None
-        if request.listens or (getattr(request.ops[0], "script", "") == "acquire" and not _queued(request, reply)):
+        if request.listens or (getattr(request.ops[0], "script", "") in _QUEUEING and not _queued(request, reply)):
             return
         self.arrived.append(client)
         self._event(client, "arrived")
@@ -370,7 +373,13 @@ class Transition:
         """Events that are about how things stand, not about a step."""
         model, config = self.model, self.config
         locals_ = [model.locals[mark] for mark in state.locals]
-        if not free and state.owner >= 0:
+        if config.room is not None:
+            store = model.server.store(state.store)
+            for client, local in enumerate(locals_):
+                over = local.stage == "over" and local.settled and not state.stopped[client]
+                if over and config.room.has_place(store, model.names[client]):
+                    self._event(client, "left_behind")
+        elif not free and state.owner >= 0:
             local = locals_[state.owner]
             over = local.stage == "over" or (config.polls and local.stage == "wants" and local.asleep)
             if over and local.settled and not state.stopped[state.owner]:
@@ -378,6 +387,8 @@ class Transition:
         if free:
             bound = config.idle_us + config.idle_us_per_fault * state.faults
             for client, local in enumerate(locals_):
+                if config.room is not None and client != model.first_waiter(state):
+                    continue
                 if local.stage == "wants" and not state.stopped[client]:
                     waits_since = max(local.wants_us, state.free_since, state.since[client])
                     if state.now_us - waits_since > bound:
@@ -396,4 +407,4 @@ class Transition:
 
 def _queued(request: Request, reply: Any) -> bool:
     """Whether that acquire was refused and has taken a place in the queue."""
-    return isinstance(reply, tuple) and request.ops[0].args[4] != ""
+    return isinstance(reply, tuple) and reply[0] == 0 and request.ops[0].args[4] != ""

@@ -1,0 +1,38 @@
+"""What a search sees of a room: who is inside by the server's clock, and who would fit.
+
+A room has no one key that says who has it, so what the search asks of the lock's key it asks here instead: whether a
+waiter could come in, and whether an attempt that came to nothing has left a place behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from holdfast.names import Keys
+from holdfast.protocol.room import ALL, ANY, room_keys
+
+__all__ = ["RoomView"]
+
+
+class RoomView:
+    def __init__(self, keys: Keys, wanted: Mapping[str, str]) -> None:
+        self._wanted = dict(wanted)  # by the name of the client
+        self._inside, self._places = (key.encode() for key in (room_keys(keys)[0], room_keys(keys)[4]))
+
+    def inside(self, store: Any) -> dict[bytes, float]:
+        """Who is inside, and in which place."""
+        places = store.values.get(self._places, {})
+        ends: dict[bytes, float] = store.values.get(self._inside, {})
+        return {token: places.get(token, 0.0) for token, end in ends.items() if end > store.now_us}
+
+    def fits(self, store: Any, name: str) -> bool:
+        """Whether that client could come in, if it were its turn."""
+        inside, wanted = self.inside(store), self._wanted[name]
+        if not inside or wanted == ALL:
+            return not inside
+        alone = any(place < 0 for place in inside.values())
+        return not alone and (wanted == ANY or len(inside) < int(wanted[1:]))
+
+    def has_place(self, store: Any, name: str) -> bool:
+        return any(token.startswith(f"{name}-".encode()) for token in self.inside(store))
