@@ -108,7 +108,8 @@ def refusal(reply: Exception, address: str) -> StepFailed:
             "choose another name, or a namespace (Redisson keeps its locks in hashes, for one)",
         )
         return _failed(error, reply, sent=False, retry=False)
-    if any(word in text for word in ("NOPERM", "ACL failure", "can't run this command")):  # also from inside a script
+    # As the server says it, also from inside a script, and as redis-py puts it.
+    if any(word in text for word in ("NOPERM", "ACL failure", "can't run this command", "has no permissions")):
         code = "NOPERM"
     if "unauthenticated" in text:  # a request of more than ten words is not even read before there was a password
         code = "NOAUTH"

@@ -69,6 +69,9 @@ def mutual_exclusion(history: History) -> Report:
         if event.kind == "extended" and event.client not in open_until:
             continue
         if event.kind in ("granted", "extended"):
+            if event.kind == "extended" and event.until_us is not None and event.until_us <= event.at_us:
+                open_until.pop(event.client)  # it is over all the same
+                continue
             for other, until_us in open_until.items():
                 if other != event.client and (until_us is None or until_us > event.at_us):
                     why = "{0} has the lock, and {1} still has it too"
@@ -169,6 +172,7 @@ def fence_monotone(history: History) -> Report:
     known_when_asked: dict[int, Event | None] = {}
     by_server = any(event.kind == "minted" for event in history)
     given: dict[int, list[int]] = {}
+    seen: dict[int, Event] = {}
     for event in history:
         if event.kind == "wants":
             known_when_asked[event.client] = greatest
@@ -182,10 +186,11 @@ def fence_monotone(history: History) -> Report:
         if event.kind != ("minted" if by_server else "granted") or event.fence is None:
             continue
         before = greatest if by_server else known_when_asked.get(event.client, greatest)
-        for other in (before, greatest):
-            low = other is not None and other.fence is not None and event.fence <= other.fence
-            if other is not None and low and (other is before or event.fence == other.fence):
-                return Report(BROKEN, "the fence of {0} is not greater than that of {1}", (event.client, other.client))
+        low = before is not None and before.fence is not None and event.fence <= before.fence
+        same = seen.setdefault(event.fence, event)
+        if low or same is not event:
+            other = before if low and before is not None else same
+            return Report(BROKEN, "the fence of {0} is not greater than that of {1}", (event.client, other.client))
         if greatest is None or event.fence > (greatest.fence or 0):
             greatest = event
     return _UNKNOWN if greatest is None else _HOLDS
@@ -264,11 +269,14 @@ def _beside(history: History) -> Iterator[tuple[Event, list[Event]]]:
             holds.pop(event.client, None)
         elif event.kind == "granted" or (event.kind == "extended" and event.client in holds):
             grant = event if event.kind == "granted" else holds[event.client][0]
-            yield grant, [
-                other
-                for client, (other, until_us) in holds.items()
-                if client != event.client and (until_us is None or until_us > event.at_us)
-            ]
+            yield (
+                grant,
+                [
+                    other
+                    for client, (other, until_us) in holds.items()
+                    if client != event.client and (until_us is None or until_us > event.at_us)
+                ],
+            )
             holds[event.client] = grant, event.until_us
 
 

@@ -122,9 +122,10 @@ class Transition:
             self.store = done.store
         self._arrive(client, request, done.replies)
         self._mint(client, request, done)
+        heard = server.store(self.store).subscribed if done.bells else frozenset()
         for channel, text in done.bells:
             for other, name in enumerate(model.channels):
-                if channel == name.encode() and self.stopped[other] != NEVER:
+                if channel == name.encode() and channel in heard and self.stopped[other] != NEVER:
                     self.under_way.append(Under("bell", other, text))
         if done.written and self.tracked:
             told = [pair for pair in self.tracked if pair[0] in done.written]
