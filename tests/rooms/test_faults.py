@@ -1,4 +1,4 @@
-"""Whatever goes wrong at whichever message: no writer beside anybody, no more holders than permits, nothing left behind.
+"""Whatever goes wrong, at whichever message: no writer beside anybody, no permit too many, and nothing is left behind.
 
 The worlds here have no chance in them but for the seed, so a failure repeats.
 """

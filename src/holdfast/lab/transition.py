@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["Transition"]
 
 BROKEN_LINK: Final = Failure("the connection broke", sent=True, retry=True, prompt=True)
-_QUEUEING: Final = ("acquire", "room_acquire")
+_QUEUEING: Final = ("acquire", "room_acquire", "multi_acquire")
 AWAY_US: Final = 100_000  # how long a server that starts again, or is replaced, is away
 
 
