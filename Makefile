@@ -15,7 +15,7 @@ demo: $(READY)  ## four processes draw a lottery, without a lock and with one
 	@$(BIN)/python -m examples.lottery
 
 test: $(READY)  ## the whole test suite (under 8 minutes on 2 cores)
-	@$(BIN)/python -m pytest -q
+	@$(BIN)/python -m pytest -q -n 3 --dist loadfile
 
 lint: $(READY)  ## ruff and mypy --strict
 	@$(BIN)/ruff check .

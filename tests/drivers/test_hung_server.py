@@ -9,6 +9,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -147,7 +148,8 @@ def test_extend_and_locked_take_no_longer_than_the_timeout(connect: Any, hang: A
     with took(less_than=SOON), pytest.raises(holdfast.Unavailable):
         face.lock("x").locked()
     hang.heal()
-    lease.release()
+    with suppress(holdfast.OutcomeUnknown):  # a busy machine may take longer than this short timeout even now
+        lease.release()
 
 
 def test_close_takes_not_much_longer(connect: Any, hang: Any) -> None:
