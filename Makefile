@@ -32,6 +32,9 @@ lab: $(READY)  ## how far the lab comes: the matrix, the fenced lock under every
 bench: $(BENCH_READY)  ## figures beside other libraries, in one run on one server
 	@$(BIN)/python -m benchmarks.uncontended
 	@$(BIN)/python -m benchmarks.keeper
+	@$(BIN)/python -m benchmarks.latch_election
+	@$(BIN)/python -m benchmarks.market
+	@$(BIN)/python -m benchmarks.stampede
 
 bench-contention: $(BENCH_READY)  ## a lock that many want, beside other libraries; writes docs/contention.{md,svg}
 	@$(BIN)/python -m benchmarks.contention
