@@ -43,6 +43,9 @@ local function grant_next()
   local fence = mint(redis.call('GET', KEYS[2]), fences, retention_ms)
   strike_off(token)
   redis.call('SET', KEYS[1], token, 'PX', grace_ms)
+  if fences == '0' then
+    fence, grace_ms = 0, 0 -- it wants other names as well: this one is kept for it, and it is to come and ask for all
+  end
   ring(channel, token, fence, grace_ms)
 end
 
