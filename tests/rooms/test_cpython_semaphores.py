@@ -3,8 +3,8 @@
 They come from the interpreter's ``test`` package; where a distribution leaves that out, they are skipped by name.
 Threads get an adapter: a Permit becomes True, and ``release(n)`` releases n times. The asyncio ones are read from
 source and changed in a few ways, because a semaphore beyond the process cannot do otherwise: ``release`` and ``locked``
-are awaited, a pause of one loop turn becomes a short one in time, a semaphore that begins with 0 permits is one whose only
-permit is taken, and assertions about the private ``_waiters`` and ``_value`` are left out.
+are awaited, a pause of one loop turn becomes a short one in time, a semaphore that begins with 0 permits is one whose
+only permit is taken, and assertions about the private ``_waiters`` and ``_value`` are left out.
 """
 
 from __future__ import annotations

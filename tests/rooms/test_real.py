@@ -14,6 +14,7 @@ import redis
 import holdfast
 import holdfast.aio
 from tests.drivers.test_fork import in_child
+from tests.drivers.test_interrupts import EVERY_MOMENT
 from tests.support import Script, asyncio_test, eventually
 
 # Forking a process that has threads is deprecated since Python 3.12, and yet it is what a test here is about.
@@ -370,3 +371,21 @@ def test_a_room_survives_script_flush(client: holdfast.Client, admin: redis.Redi
         admin.script_flush()
         assert client.rwlock("y").read.locked()
     assert_forgotten(admin)
+
+
+KINDS = {
+    "permit": 'client.semaphore("x", 1)',
+    "read": 'client.rwlock("x").read',
+    "write": 'client.rwlock("x").write',
+}
+
+
+@pytest.mark.parametrize("step", ["acquire", "release"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_interrupted_after_any_bytecode_it_leaves_no_place(url: str, kind: str, step: str) -> None:
+    code = EVERY_MOMENT.replace('client.lock("x")', KINDS[kind])
+    for old, new in (('is_free("x", 1.0)', 'is_free("x:hf1:room:{x}", 1.0)'), ('admin.delete("x")', "admin.flushdb()")):
+        assert code.count(old) == 1
+        code = code.replace(old, new)
+    with Script(code, url, step) as script:
+        assert script.finish(100.0, quiet=False) == "interrupted True\n"
