@@ -1,0 +1,180 @@
+"""What a permit of a semaphore costs, and a turn at reading or writing, beside the lock.
+
+    python -m benchmarks.primitives [--rounds 40] [--cycles 100] [--json FILE]
+
+Rounds, order and cores as in benchmarks.uncontended: what counts is the ratio within a round. None of the libraries
+that are compared there has a semaphore or a readers-writer lock that many machines can share. So the peer is what people
+write by hand on redis-py: a sorted set with a member for each holder, scored by the time of its machine, of whom the
+first N are in (Redis in Action, 6.3.1). It does not wait, has no order and no fence, and trusts the clients' clocks.
+
+The second table has more threads than permits. There the peer tries again every millisecond.
+"""
+
+from __future__ import annotations
+
+import argparse
+import secrets
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from tests.servers import Server
+
+import holdfast
+from benchmarks.report import Figure, conclude, console, new_table, spread_of
+from benchmarks.uncontended import TTL, Contender, measure, place, ratio, timed
+
+LOCK, SEMAPHORE, READ, WRITE = "Holdfast, lock", "Holdfast, semaphore of 5", "Holdfast, read", "Holdfast, write"
+BY_HAND = "sorted set by hand, redis-py"
+MOST_TIMES_LOCK = 2.0  # the same round trips, and more for the server to do
+PERMITS = 2
+SECONDS = 1.5
+
+
+class ByHand:
+    """The semaphore of Redis in Action, 6.3.1."""
+
+    def __init__(self, client: Any, name: str, permits: int) -> None:
+        self._client, self._name, self._permits = client, name, permits
+        self._holder = ""
+
+    def acquire(self) -> bool:
+        self._holder = secrets.token_urlsafe(16)
+        now = time.time()
+        steps = self._client.pipeline()
+        steps.zremrangebyscore(self._name, "-inf", now - TTL)
+        steps.zadd(self._name, {self._holder: now})
+        steps.zrank(self._name, self._holder)
+        if steps.execute()[-1] < self._permits:
+            return True
+        self.release()
+        return False
+
+    def release(self) -> None:
+        self._client.zrem(self._name, self._holder)
+
+
+def cycle_of(make: Callable[[], Any]) -> Callable[[], None]:
+    def cycle() -> None:
+        lock = make()
+        if not lock.acquire():
+            raise RuntimeError("somebody else holds the lock")
+        lock.release()
+
+    return cycle
+
+
+def contenders(server: Server, stack: ExitStack) -> list[Contender]:
+    ours, theirs = stack.enter_context(holdfast.connect(server.url)), server.client()
+    makers: dict[str, Callable[[], Any]] = {
+        LOCK: lambda: ours.lock("bench:lock", ttl=TTL),
+        SEMAPHORE: lambda: ours.semaphore("bench:semaphore", 5, ttl=TTL),
+        READ: lambda: ours.rwlock("bench:rw", ttl=TTL).read,
+        WRITE: lambda: ours.rwlock("bench:rw", ttl=TTL).write,
+        BY_HAND: lambda: ByHand(theirs, "bench:by-hand", 5),
+    }
+    return [Contender(name, timed(cycle_of(make)), LOCK) for name, make in makers.items()]
+
+
+def crowd(visit: Callable[[], None], threads: int) -> tuple[float, list[int]]:
+    """How often a second somebody was inside, with so many threads that all want to be; and how often each."""
+    stop = threading.Event()
+    counts = [0] * threads
+
+    def work(number: int) -> None:
+        while not stop.is_set():
+            visit()
+            counts[number] += 1
+
+    workers = [threading.Thread(target=work, args=(number,)) for number in range(threads)]
+    started = perf_counter()
+    for worker in workers:
+        worker.start()
+    time.sleep(SECONDS)
+    stop.set()
+    for worker in workers:
+        worker.join()
+    return sum(counts) / (perf_counter() - started), counts
+
+
+def fairness(counts: list[int]) -> float:
+    """Jain's index: 1 if all had the same share."""
+    return sum(counts) ** 2 / (len(counts) * sum(count * count for count in counts))
+
+
+def contended(server: Server, threads: int) -> dict[str, tuple[float, float]]:
+    found = {}
+    with holdfast.connect(server.url) as client:
+        semaphore = client.semaphore("bench:contended", PERMITS, ttl=TTL)
+
+        def ours() -> None:
+            with semaphore:
+                pass
+
+        rate, counts = crowd(ours, threads)
+        found[f"Holdfast, semaphore of {PERMITS}"] = rate, fairness(counts)
+    plain = server.client()
+
+    def theirs() -> None:
+        by_hand = ByHand(plain, "bench:contended-by-hand", PERMITS)
+        while not by_hand.acquire():
+            time.sleep(0.001)
+        by_hand.release()
+
+    rate, counts = crowd(theirs, threads)
+    found[BY_HAND] = rate, fairness(counts)
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.primitives", description=__doc__.partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=40, help="how many rounds are compared (default 40)")
+    parser.add_argument("--cycles", type=int, default=100, help="acquire + release per contender and round (100)")
+    parser.add_argument("--threads", type=int, default=8, help="how many want a permit at once (8)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the measurements there as well")
+    asked = parser.parse_args()
+
+    with ExitStack() as stack:
+        server = stack.enter_context(Server())
+        those = contenders(server, stack)
+        where = place(server, "apart")
+        took = measure(those, asked.rounds, asked.cycles)
+        crowded = contended(server, asked.threads)
+
+    table = new_table(f"Uncontended acquire + release, server {where}")
+    for column in ("", "cycles/s", "us", "time, compared"):
+        table.add_column(column, justify="left" if column in ("", "time, compared") else "right", no_wrap=True)
+    for name, _, beside in those:
+        seconds = spread_of(took[name]).median
+        compared = "" if name == beside else f"{ratio(took, name, LOCK).median:.2f} x the lock's"
+        table.add_row(name, f"{1 / seconds:,.0f}", f"{seconds * 1e6:.0f}", compared)
+    console.print(table)
+    table = new_table(f"{asked.threads} threads that want one of {PERMITS} permits")
+    for column in ("", "turns/s", "Jain's fairness index"):
+        table.add_column(column, justify="right" if column else "left", no_wrap=True)
+    for name, (rate, fair) in crowded.items():
+        table.add_row(name, f"{rate:,.0f}", f"{fair:.3f}")
+    console.print(table)
+
+    slowest = max((ratio(took, name, LOCK) for name in (SEMAPHORE, READ, WRITE)), key=lambda spread: spread.median)
+    fair = next(iter(crowded.values()))[1]
+    figures = [
+        Figure(
+            "the dearest of semaphore, read and write",
+            f"{slowest.median:.2f} times the lock's time, p10..p90 {slowest.p10:.2f}..{slowest.p90:.2f}",
+            f"at most {MOST_TIMES_LOCK:g}",
+            slowest.median <= MOST_TIMES_LOCK,
+        ),
+        Figure("permits go round", f"Jain's index {fair:.3f}", "at least 0.95", fair >= 0.95),
+    ]
+    details = {"server": where, "seconds_per_cycle": took, "contended": crowded}
+    return conclude(figures, details=details, json_file=asked.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
