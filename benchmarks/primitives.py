@@ -4,8 +4,9 @@
 
 Rounds, order and cores as in benchmarks.uncontended: what counts is the ratio within a round. None of the libraries
 that are compared there has a semaphore or a readers-writer lock that many machines can share. So the peer is what
-people write by hand on redis-py: a sorted set with a member for each holder, scored by the time of its machine, of whom the
-first N are in (Redis in Action, 6.3.1). It does not wait, has no order and no fence, and trusts the clients' clocks.
+people write by hand on redis-py: a sorted set with a member for each holder, scored by the time of its machine, of
+whom the first N are in (Redis in Action, 6.3.1). It does not wait, has neither order nor fence, and trusts the clocks
+of its clients.
 
 The second table has more threads than permits. There the peer tries again every millisecond.
 """

@@ -13,8 +13,10 @@ import redis
 
 import holdfast
 import holdfast.aio
+from tests.drivers.test_contention_acl import BELLS, NEEDED, user
 from tests.drivers.test_fork import in_child
 from tests.drivers.test_interrupts import EVERY_MOMENT
+from tests.servers import Server
 from tests.support import Script, asyncio_test, eventually
 
 # Forking a process that has threads is deprecated since Python 3.12, and yet it is what a test here is about.
@@ -371,6 +373,34 @@ def test_a_room_survives_script_flush(client: holdfast.Client, admin: redis.Redi
         admin.script_flush()
         assert client.rwlock("y").read.locked()
     assert_forgotten(admin)
+
+
+@pytest.mark.parametrize("rules", [[*BELLS], []], ids=["with bells", "without"])
+def test_these_permissions_are_enough(server: Server, admin: redis.Redis, rules: list[str]) -> None:
+    """The list of docs/guarantees.md; and without bells those who wait ask again and again."""
+    admin.script_flush()
+    order: list[str] = []
+    with user(server, admin, *NEEDED, "+zcard", "+zcount", *rules) as url, holdfast.connect(url) as client:
+
+        def visit(name: str) -> None:
+            rw = client.rwlock("app:x", wait=20)
+            with rw.read if name == "R" else rw.write:
+                order.append(name)
+
+        with client.semaphore("app:s", 1), client.rwlock("app:x").write as lease:
+            assert client.semaphore("app:s", 1).locked()
+            visitors = [threading.Thread(target=visit, args=(name,)) for name in ("R", "W")]
+            for number, visitor in enumerate(visitors):
+                visitor.start()
+                eventually(lambda number=number: waiting(admin, "app:x") == number + 1)  # type: ignore[misc]
+            lease.downgrade()
+            eventually(lambda: order == ["R"])
+        for visitor in visitors:
+            visitor.join()
+        with pytest.raises(holdfast.Unavailable, match="may not use"):
+            admin.execute_command("ACL", "SETUSER", "app", "-zcard")
+            client.semaphore("app:s", 1).acquire()
+    assert order == ["R", "W"]
 
 
 KINDS = {
