@@ -147,6 +147,10 @@ class Hold:
     def names(self) -> tuple[str, ...]:
         return (self.keys.name,)
 
+    def fences(self, fence: Any) -> dict[str, Any]:
+        """By name. They are that one, unless the names live in different places."""
+        return dict.fromkeys(self.names, fence)
+
     @property
     def mains(self) -> tuple[str, ...]:
         return (self.keys.main,)
@@ -285,7 +289,7 @@ class BaseLease:
     @property
     def fences(self) -> dict[str, int]:
         """The fence of each name, where several were locked at once; ``fence`` is the largest."""
-        return dict.fromkeys(self._hold.names, self.fence)
+        return self._hold.fences(self.fence)
 
     @property
     def held(self) -> bool:

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from binascii import crc_hqx
 from functools import lru_cache
 from typing import Final, NamedTuple
 
 from holdfast.errors import InvalidConfig, InvalidName
 
-__all__ = ["MAX_NAME_BYTES", "Keys", "check_namespace", "keys_of"]
+__all__ = ["MAX_NAME_BYTES", "Keys", "check_namespace", "keys_of", "slot_of"]
 
 MAX_NAME_BYTES: Final = 512
 WIRE: Final = "hf1"
@@ -75,6 +76,14 @@ def _refuse_unprintable(name: str, main: str) -> None:
         if category in ("Cc", "Cs"):
             kind = "control character" if category == "Cc" else "lone surrogate"
             raise InvalidName(name, f"it contains the {kind} {char!r}; leave it out")
+
+
+def slot_of(key: str) -> int:
+    """In which of the 16384 slots of a cluster that key lives."""
+    if _has_hash_tag(key):
+        opening = key.index("{")
+        key = key[opening + 1 : key.index("}", opening)]
+    return crc_hqx(key.encode(), 0) % 16384
 
 
 def _has_hash_tag(key: str) -> bool:

@@ -17,6 +17,8 @@ free, and nobody holds others up until there is. That is the price of holding no
 Why not one lock after the other in sorted order? It cannot deadlock either, but whoever waits for the last name
 keeps everybody from the first.
 
+Where one step cannot reach all names, as in a cluster, it is taken in parts: see parts.py.
+
 Cohorts do not apply: each of these locks speaks for itself.
 """
 
@@ -82,6 +84,7 @@ def _groups(hold: MultiHold) -> tuple[str, ...]:
 class MultiHold(Hold):
     """One acquisition of several names."""
 
+    slot: Any = -1  # the fence of each name, if they are not the same
     since_us = 0  # the server's time of the first refusal
     _asked = (0.0, 0)
 
@@ -97,6 +100,11 @@ class MultiHold(Hold):
     @property
     def mains(self) -> tuple[str, ...]:
         return tuple(keys.main for keys in self.each)
+
+    def fences(self, fence: Any) -> dict[str, Any]:
+        if isinstance(self.slot, list):  # they live in different places, and each has its own: see parts.py
+            return dict(zip(self.names, self.slot, strict=True))
+        return super().fences(fence)
 
     @property
     def asked(self) -> tuple[float, int]:
