@@ -86,7 +86,7 @@ def test_processes_killed_at_any_moment_hold_all_or_nothing(server: Server, admi
                 assert all(found[name][1] <= 750 for name in has), "somebody holds a part for good"
             snapshots += 1
 
-    for round_ in range(4):
+    for round_ in range(2):
         scripts = [Script(CROWD, server.url, 10 * round_ + number, 4, 9999) for number in range(3)]
         try:
             until = time.monotonic() + 1.0 + dice.random()

@@ -21,7 +21,7 @@ from tests.lab.mutations import in_step, plant
 from tests.protocol.harness import Play, at
 
 TTL = 3.0
-SEEDS = range(2)
+SEEDS = range(1)
 Wants = tuple[str, ...]  # what each machine wants: a name is a letter
 
 CROSSED: Wants = ("ab", "ba", "b")
@@ -128,7 +128,7 @@ def test_cancelled_at_any_moment_nobody_leaves_anything_behind(wants: Wants) -> 
             moments.add(crowd.world.now_us)
             crowd.step()
         crowd.end()
-        for moment in sorted(moments)[:: 2 + seed]:
+        for moment in sorted(moments)[::2]:
             for victim in range(len(wants)):
                 crowd = Crowd(seed, wants)
                 crowd.world.at(moment, crowd.processes[victim].cancel)
@@ -149,7 +149,7 @@ def test_without_any_bell_everybody_is_served_all_the_same(wants: Wants) -> None
         crowd.finish(30)
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(30))
 def test_a_crowd_with_names_by_the_dice_comes_to_its_end(seed: int) -> None:
     """Nobody waits for somebody who waits for it, and they do not go round in circles either."""
     dice = random.Random(seed)
@@ -158,7 +158,7 @@ def test_a_crowd_with_names_by_the_dice_comes_to_its_end(seed: int) -> None:
     crowd.finish(20)
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(20))
 def test_storms_of_every_fault_at_once_never_let_two_hold(seed: int) -> None:
     dice = random.Random(seed)
     wants = tuple("".join(dice.sample("abc", dice.randint(1, 3))) for _ in range(6))
