@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["Matrix"]
 
 STYLES: Final = {HOLDS: "green", BROKEN: "bold red", UNKNOWN: "dim"}
-SO_FAR: Final = ".."  # behind the number of states
+SO_FAR: Final = "~"  # behind the number of states
 SILENT: Final = "-"
 LONGEST_NAME: Final = 13  # that is not folded in a narrow table
 
