@@ -178,9 +178,7 @@ class BaseClient:
         call.invalidate = update_wrapper(invalidate, function)
         return call
 
-    def _ask_all(
-        self, names: tuple[str, ...], asked: tuple[Any, ...]
-    ) -> tuple[tuple[Keys, tuple[Keys, ...]], Terms]:
+    def _ask_all(self, names: tuple[str, ...], asked: tuple[Any, ...]) -> tuple[tuple[Keys, tuple[Keys, ...]], Terms]:
         """The keys and the terms of a lock on several names, checked. No cohort can pass it on."""
         each = [self._ask((name,), asked) for name in names]
         return together(tuple(keys for keys, _ in each)), replace(each[0][1], cohort=0)
