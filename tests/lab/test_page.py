@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from html.parser import HTMLParser
@@ -155,6 +156,7 @@ OPACITY = "getComputedStyle(document.querySelectorAll('details[open] svg .moment
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     if CHROMIUM is None:
+        assert "HOLDFAST_NEEDS_BROWSER" not in os.environ, "there should be a chromium here"
         pytest.skip("no chromium on this machine")
     with Browser() as browser:
         yield browser
