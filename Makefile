@@ -32,6 +32,7 @@ lab: $(READY)  ## how far the lab comes: the matrix, the fenced lock under every
 bench: $(BENCH_READY)  ## figures beside other libraries, in one run on one server
 	@$(BIN)/python -m benchmarks.uncontended
 	@$(BIN)/python -m benchmarks.keeper
+	@$(BIN)/python -m benchmarks.memory
 	@$(BIN)/python -m benchmarks.latch_election
 	@$(BIN)/python -m benchmarks.market
 	@$(BIN)/python -m benchmarks.primitives
