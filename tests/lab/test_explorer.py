@@ -5,6 +5,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -402,3 +405,35 @@ def test_who_asks_and_is_next_is_given_two_fences_by_one_step_the_lower_one_firs
     given = [event.fence for event in history if event.kind == "minted" and event.client == 2]
     assert len(given) == 2
     assert CHECKS["FenceMonotone"].judge(history).verdict == HOLDS
+
+
+def test_an_interrupt_ends_the_search_and_is_not_taken_for_a_client_s() -> None:
+    explorer = Explorer(config_of("holdfast", clients=3))
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    alarm = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+    alarm.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            explorer.search(2, budget=60.0)
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        alarm.cancel()
+        signal.signal(signal.SIGINT, before)
+
+
+def test_bells_reach_only_those_who_listen() -> None:
+    """After a failover a client waits without its listener for a moment: what is rung for it then is gone."""
+    kinds = ("failover", "restart", "crash")
+    rung = 0
+    for seed in range(60):
+        explorer = Explorer(config_of("holdfast", clients=3, kinds=kinds))
+        choices = explorer.walk(seed, most_faults=3, steps=120)
+        model, state = explorer.model, explorer.model.first()
+        for choice in choices:
+            was = state.under_way
+            state, _ = model.after(state, choice)
+            for item in state.under_way:
+                if item.kind == "bell" and item not in was:
+                    rung += 1
+                    assert model.channels[item.client].encode() in model.server.store(state.store).subscribed
+    assert rung
