@@ -15,6 +15,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from importlib import resources
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
@@ -38,32 +39,14 @@ SLACK_US: Final = 500_000  # as steps take some time here, a ttl is not quite wh
 
 _LUA: Final = threading.Lock()  # of which a process has one: traces on several servers at once take turns in it
 
-# One step, so that what is left of a key is what is left of it at that time.
-_LOOK: Final = """
-local found = {redis.call('TIME'), redis.call('GET', KEYS[1])}
-for _, key in ipairs(KEYS) do
-  found[#found + 1] = {redis.call('DUMP', key), redis.call('PTTL', key)}
-end
-return found
-"""
-# Words are text on their way to the server, and a dump is none.
-_RESTORE: Final = """
-local dump = ARGV[2]:gsub('..', function(pair) return string.char(tonumber(pair, 16)) end)
-return redis.call('RESTORE', KEYS[1], ARGV[1], dump, 'ABSTTL')
-"""
-# The lock's key comes first. If it holds something else, somebody else has taken the name meanwhile.
-_LEAVE: Final = """
-local value = redis.pcall('GET', KEYS[1])
-local ours = false
-for _, written in ipairs(ARGV) do
-  ours = ours or value == written
-end
-for place, key in ipairs(KEYS) do
-  if ours or place > 1 then
-    redis.call('DEL', key)
-  end
-end
-"""
+
+def _script(name: str) -> str:
+    return resources.files("holdfast.lab").joinpath(f"replay_{name}.lua").read_text()
+
+
+_LOOK: Final = _script("look")
+_RESTORE: Final = _script("restore")
+_LEAVE: Final = _script("leave")
 
 
 class Differs(Exception):
