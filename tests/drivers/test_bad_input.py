@@ -217,13 +217,8 @@ def test_fence_key_of_another_type_leaves_no_lock_behind(face: Any, admin: redis
     assert not admin.exists("x")
 
 
-def test_several_names_are_not_supported_yet_and_say_so(face: Any) -> None:
-    with pytest.raises(holdfast.HoldfastError):
+def test_a_lock_without_a_name_is_refused_and_one_on_several_is_not(face: Any) -> None:
+    with pytest.raises(holdfast.InvalidName):
         face.lock()
-    try:
-        lock = face.lock("a", "b")
-    except holdfast.Unsupported as error:
-        assert "sorted order" in str(error)
-    else:
-        with lock:
-            pass
+    with face.lock("a", "b") as lease:
+        assert set(lease.fences) == {"a", "b"}
