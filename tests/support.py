@@ -89,6 +89,17 @@ def took(*, less_than: float, at_least: float = 0.0) -> Iterator[None]:
         assert at_least <= passed < less_than, f"took {passed:.2f} s, not {at_least:g} to {less_than:g}"
 
 
+@contextmanager
+def later(seconds: float, act: Callable[..., object], *args: object) -> Iterator[None]:
+    """Do this in another thread after a while. It is over when the block is: nothing runs on into the next test."""
+    timer = threading.Timer(seconds, act, args)
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.join()
+
+
 def lock_keys(server: redis.Redis) -> list[str]:
     """The keys that are locks: whatever is there, less the side keys."""
     return sorted(key.decode() for key in server.keys("*") if b":hf1:" not in key)

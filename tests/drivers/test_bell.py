@@ -10,7 +10,7 @@ import time
 import pytest
 
 from holdfast.drivers.blocking import Bell, _wait
-from tests.support import took
+from tests.support import later, took
 
 
 def test_ring_is_kept_until_it_is_heard_once() -> None:
@@ -47,8 +47,7 @@ def test_no_time_to_wait_still_hears_what_was_rung(seconds: float) -> None:
 @pytest.mark.parametrize("until", [float("inf"), 1e300])
 def test_wait_without_end_is_ended_by_another_thread(until: float) -> None:
     bell = Bell()
-    threading.Timer(0.1, bell.ring).start()
-    with took(less_than=5.0):
+    with took(less_than=5.0), later(0.1, bell.ring):
         _wait(bell, until)
 
 
@@ -56,8 +55,7 @@ def test_rung_by_a_signal_handler_in_the_thread_that_waits() -> None:
     bell = Bell()
     before = signal.signal(signal.SIGUSR1, lambda *_: bell.ring())
     try:
-        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGUSR1)).start()
-        with took(less_than=5.0):
+        with took(less_than=5.0), later(0.1, os.kill, os.getpid(), signal.SIGUSR1):
             bell.wait(60.0)
     finally:
         signal.signal(signal.SIGUSR1, before)

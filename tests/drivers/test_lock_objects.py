@@ -14,7 +14,7 @@ import redis
 
 import holdfast
 import holdfast.aio
-from tests.support import asyncio_test, eventually, lock_keys, took
+from tests.support import asyncio_test, eventually, later, lock_keys, took
 
 
 def test_object_shared_by_threads_excludes_them(client: holdfast.Client, admin: redis.Redis) -> None:
@@ -181,8 +181,7 @@ def test_with_that_cannot_get_in_says_how_long_it_waited(face: Any, admin: redis
 
 def test_waiter_gets_in_when_a_foreign_holder_leaves(face: Any, admin: redis.Redis) -> None:
     admin.set("x", "another's")  # one without a ttl, at that
-    threading.Timer(0.3, admin.delete, ["x"]).start()
-    with took(less_than=3.0):
+    with took(less_than=3.0), later(0.3, admin.delete, "x"):
         lease = face.lock("x").acquire(timeout=10)
     assert lease
     lease.release()

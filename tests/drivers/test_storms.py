@@ -15,7 +15,7 @@ import redis
 import holdfast
 import holdfast.aio
 from tests.servers import Server
-from tests.support import async_eventually, asyncio_test, eventually, lock_keys
+from tests.support import async_eventually, asyncio_test, eventually, later, lock_keys
 
 SECONDS = 1.0
 
@@ -306,9 +306,7 @@ def test_first_contact_with_a_dead_server_fails_at_once_and_later_outages_are_wa
     with pytest.raises(holdfast.Unavailable, match="nothing listens there"):
         connect(mortal.url).lock("x").acquire(timeout=10)
     assert time.monotonic() - started < 2.5
-    revival = threading.Timer(0.7, mortal.restart)
-    revival.start()
-    lease = known.lock("x").acquire(timeout=20)
-    revival.join()
+    with later(0.7, mortal.restart):
+        lease = known.lock("x").acquire(timeout=20)
     assert lease
     lease.release()

@@ -26,7 +26,7 @@ from holdfast.engines.target import aim
 from holdfast.protocol.effects import Command, Step, StepFailed
 from tests.proxy import HOLD, MUTE_REPLY, Proxy
 from tests.servers import Server
-from tests.support import Script, eventually
+from tests.support import Script, eventually, later
 
 LONG = 10.0
 SHORT = 0.1
@@ -281,8 +281,8 @@ def test_request_that_was_not_sent_in_time_never_is(proxy: Proxy, make: Callable
 def test_caller_with_more_patience_outlasts_an_attempt_to_connect(server: Server, make: Callable[[str], Wire]) -> None:
     wire = make(server.url)
     server.pause()
-    threading.Timer(1.5, server.resume).start()
-    assert wire.call(echo("patience"), 20.0) == b"patience"
+    with later(1.5, server.resume):
+        assert wire.call(echo("patience"), 20.0) == b"patience"
 
 
 def test_nobody_there(make: Callable[[str], Wire]) -> None:

@@ -10,7 +10,6 @@ import pickle
 import signal
 import subprocess
 import sys
-import threading
 from contextlib import suppress
 from typing import Any
 
@@ -21,7 +20,7 @@ import holdfast
 import holdfast.aio
 from holdfast.protocol.recipes import RECIPES, options_of
 from tests.servers import free_port
-from tests.support import asyncio_test
+from tests.support import asyncio_test, later
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")  # by fork
 
@@ -83,11 +82,9 @@ def test_who_is_refused_waits_as_long_as_it_wants(face: Any, name: str) -> None:
             pass
     with pytest.raises(ValueError):
         other.acquire(False, 1)
-    timer = threading.Timer(0.05, holder.release)
-    timer.start()
-    lease = other.acquire(timeout=10)
+    with later(0.05, holder.release):
+        lease = other.acquire(timeout=10)
     assert lease
-    timer.join()
     lease.release()
 
 
@@ -99,8 +96,8 @@ def test_an_object_has_one_lease_whoever_shares_it(face: Any, name: str) -> None
     with pytest.raises(holdfast.AcquireTimeout, match="this very Lock object holds it"):
         with recipe:
             pass
-    threading.Timer(0.05, recipe.release).start()
-    again = recipe.acquire(timeout=10)
+    with later(0.05, recipe.release):
+        again = recipe.acquire(timeout=10)
     assert again
     assert not lease.held
     again.release()
