@@ -88,8 +88,9 @@ def test_a_fence_alone_needs_a_transaction(postgres: Postgres, make_resource: Ma
     make_resource("postgres")
     for connection in (sqlite3.connect(path, isolation_level=None), psycopg.connect(postgres.dsn, autocommit=True)):
         with contextlib.closing(connection):
-            with pytest.raises(holdfast.InvalidConfig, match="begin a transaction"):
-                notes.put(connection, {"id": 1}, OLD)
+            for write in (notes.put, notes.update):
+                with pytest.raises(holdfast.InvalidConfig, match="begin a transaction"):
+                    write(connection, {"id": 1}, OLD)
             notes.put(connection, {"id": 1, "body": "one"}, OLD)
             connection.execute("BEGIN")
             notes.put(connection, {"id": 1}, OLD)
@@ -138,7 +139,7 @@ def test_rows_that_make_no_sense_are_refused(row: dict[str, Any], notes: Table) 
 def test_tables_that_make_no_sense_are_refused() -> None:
     with pytest.raises(holdfast.InvalidConfig):
         Table("notes", key=())
-    with pytest.raises(holdfast.Unsupported, match="qmark, format, pyformat"):
+    with pytest.raises(holdfast.Unsupported, match="qmark, format, pyformat, numeric_dollar"):
         Table("notes", key="id", paramstyle="numeric")
     for name in ("", "a.", "a\0b"):
         with pytest.raises(holdfast.InvalidConfig):
@@ -287,7 +288,7 @@ def test_statements_are_what_the_docs_say(notes: Table) -> None:
     claim = guard.Stamp("x", 7, "a")
     statement = notes.update_statement({"id": 1, "body": "one"}, claim, paramstyle="qmark")
     assert statement.text == (
-        'UPDATE "notes" SET "body" = ?, "fence" = ?, "holder" = ? WHERE "id" = ? '
-        'AND ("fence" IS NULL OR "fence" < ? OR ("fence" = ? AND "holder" = ?))'
+        'UPDATE "notes" AS kept SET "body" = ?, "fence" = ?, "holder" = ? WHERE kept."id" = ? '
+        'AND (kept."fence" IS NULL OR kept."fence" < ? OR (kept."fence" = ? AND kept."holder" = ?))'
     )
     assert statement.values == ("one", 7, "a", 1, 7, 7, "a")

@@ -9,13 +9,16 @@ The transaction is the caller's. Until it is committed the row stays locked, so 
 the same fence. Nothing here deletes a row: its fence would go with it, and a stale holder could insert it anew.
 
 SQLite and PostgreSQL are what this is written for and tested on. Names of tables and columns are quoted, so give them
-as the database stores them; values are always parameters.
+as the database stores them; values are always parameters. Where something is compared, a column has its table in front:
+SQLite takes a quoted name that it does not know for a string, and a mistaken key would then be that of every row.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping
+from inspect import iscoroutinefunction
+from itertools import count
 from typing import Any, Final, NamedTuple
 
 from holdfast.errors import InvalidConfig, Unsupported
@@ -24,7 +27,8 @@ from holdfast.lease import BaseLease
 
 __all__ = ["Statement", "Table"]
 
-_MARKS: Final = {"qmark": "?", "format": "%s", "pyformat": "%s"}  # drivers with pyformat take positions, too
+# Drivers with pyformat take positions, too. What asyncpg takes has no name in the DB-API; SQLAlchemy calls it so.
+_MARKS: Final = {"qmark": "?", "format": "%s", "pyformat": "%s", "numeric_dollar": "${}"}
 
 
 class Statement(NamedTuple):
@@ -68,28 +72,24 @@ class Table:
         A row of nothing but its key keeps the fence of what else is written in the same transaction.
         """
         claim = stamp(lease, name=name)
-        style = self._paramstyle or _style_of(connection)
+        style = self._style(connection)
         if not _count(connection, self.put_statement(row, claim, paramstyle=style)):
             stored = self._stored(connection, row, style)
             raise claim.refusal(self._describe(row), stored[0] if stored else None)
-        if len(row) == len(self._key) and _stands_alone(connection):
-            raise InvalidConfig(
-                f"a fence for {self._describe(row):.60} alone",
-                "this connection commits each statement by itself, so what you write next would be behind no fence; "
-                "begin a transaction first",
-            )
+        self._refuse_fence_alone(connection, row)
 
     def update(
         self, connection: Any, row: Mapping[str, Any], lease: BaseLease | Stamp, *, name: str | None = None
     ) -> None:
         """Update the row with that key (KeyError if there is none); StaleFence if a later holder wrote it."""
         claim = stamp(lease, name=name)
-        style = self._paramstyle or _style_of(connection)
+        style = self._style(connection)
         if not _count(connection, self.update_statement(row, claim, paramstyle=style)):
             stored = self._stored(connection, row, style)
             if stored is None:
                 raise KeyError(f"there is no {self._describe(row)}")
             raise claim.refusal(self._describe(row), stored[0])
+        self._refuse_fence_alone(connection, row)
 
     def put_statement(self, row: Mapping[str, Any], claim: Stamp, *, paramstyle: str) -> Statement:
         """What ``put`` executes, for those who do that themselves: under asyncio, or through an ORM."""
@@ -99,7 +99,7 @@ class Table:
         inserted = {**key, **written}
         text = (
             f"INSERT INTO {words.table(self.name)} AS kept ({', '.join(map(quote, inserted))}) "
-            f"VALUES ({', '.join(words.mark for _ in inserted)}) "
+            f"VALUES ({', '.join(words.mark() for _ in inserted)}) "
             f"ON CONFLICT ({', '.join(map(quote, key))}) "
             f"DO UPDATE SET {', '.join(f'{quote(column)} = excluded.{quote(column)}' for column in written)} "
             f"WHERE kept.{fence} IS NULL OR kept.{fence} < excluded.{fence} "
@@ -111,10 +111,11 @@ class Table:
         """What ``update`` executes, for those who do that themselves."""
         words = _Words(paramstyle)
         quote, key, written = words.quote, *self._parts(row, claim)
-        fence, holder = quote(self._fence), quote(self._holder)
+        fence, holder = f"kept.{quote(self._fence)}", f"kept.{quote(self._holder)}"
         text = (
-            f"UPDATE {words.table(self.name)} SET {words.pairs(written, ', ')} WHERE {words.pairs(key, ' AND ')} "
-            f"AND ({fence} IS NULL OR {fence} < {words.mark} OR ({fence} = {words.mark} AND {holder} = {words.mark}))"
+            f"UPDATE {words.table(self.name)} AS kept "
+            f"SET {', '.join(f'{quote(column)} = {words.mark()}' for column in written)} WHERE {words.match(key)} AND "
+            f"({fence} IS NULL OR {fence} < {words.mark()} OR ({fence} = {words.mark()} AND {holder} = {words.mark()}))"
         )
         return Statement(text, (*written.values(), *key.values(), claim.fence, claim.fence, claim.holder))
 
@@ -123,8 +124,9 @@ class Table:
         if missing := [column for column in self._key if row.get(column) is None]:
             raise InvalidConfig(f"a row without {missing[0]!r}", f"it is a part of the key of {self.name!r}")
         ours = {self._fence: claim.fence, self._holder: claim.holder}
-        if taken := ours.keys() & row.keys():
-            raise InvalidConfig(f"column {min(taken)!r}", "the guard writes it; leave it out of the row")
+        # In capitals it is the same column to SQLite, even quoted.
+        if taken := [column for column in row if column.lower() in (self._fence.lower(), self._holder.lower())]:
+            raise InvalidConfig(f"column {taken[0]!r}", "the guard writes it; leave it out of the row")
         key = {column: row[column] for column in self._key}
         return key, {column: value for column, value in row.items() if column not in key} | ours
 
@@ -132,13 +134,29 @@ class Table:
         """The fence on record, in a tuple; None if there is no such row."""
         words = _Words(paramstyle)
         key = {column: row[column] for column in self._key}
-        text = f"SELECT {words.quote(self._fence)} FROM {words.table(self.name)} WHERE {words.pairs(key, ' AND ')}"
+        text = f"SELECT kept.{words.quote(self._fence)} FROM {words.table(self.name)} AS kept WHERE {words.match(key)}"
         cursor = connection.cursor()
         try:
+            if hasattr(cursor, "row_factory"):
+                cursor.row_factory = _plain  # whatever kind of rows the connection makes
             cursor.execute(text, tuple(key.values()))
-            return cursor.fetchone()
+            found = cursor.fetchone()
+            return tuple(found.values()) if isinstance(found, Mapping) else found
         finally:
             cursor.close()
+
+    def _refuse_fence_alone(self, connection: Any, row: Mapping[str, Any]) -> None:
+        if len(row) == len(self._key) and _stands_alone(connection):
+            raise InvalidConfig(
+                f"a fence for {self._describe(row):.60} alone",
+                "this connection commits each statement by itself, so what you write next would be behind no fence; "
+                "begin a transaction first",
+            )
+
+    def _style(self, connection: Any) -> str:
+        if iscoroutinefunction(getattr(connection, "commit", None)):
+            raise Unsupported("a guarded write by a connection of asyncio", "await what put_statement() gives you")
+        return self._paramstyle or _style_of(connection)
 
     def _describe(self, row: Mapping[str, Any]) -> str:
         return f"{self.name} {', '.join(f'{column}={row[column]!r}' for column in self._key)}"
@@ -150,19 +168,29 @@ class _Words:
     def __init__(self, paramstyle: str) -> None:
         if paramstyle not in _MARKS:
             raise Unsupported(f"paramstyle {paramstyle!r}", f"use a driver with one of {', '.join(_MARKS)}")
-        self.mark = _MARKS[paramstyle]
+        self._mark = _MARKS[paramstyle]
+        self._numbers = count(1)
+
+    def mark(self) -> str:
+        """Where the next of the values goes."""
+        return self._mark.format(next(self._numbers))
 
     def quote(self, name: str) -> str:
         if not name or "\0" in name:
             raise InvalidConfig(f"{name!r} as the name of a table or column", "give it as the database stores it")
         quoted = '"' + name.replace('"', '""') + '"'
-        return quoted if self.mark == "?" else quoted.replace("%", "%%")
+        return quoted.replace("%", "%%") if self._mark == "%s" else quoted
 
     def table(self, name: str) -> str:
         return ".".join(map(self.quote, name.split(".")))
 
-    def pairs(self, columns: Iterable[str], between: str) -> str:
-        return between.join(f"{self.quote(column)} = {self.mark}" for column in columns)
+    def match(self, columns: Iterable[str]) -> str:
+        return " AND ".join(f"kept.{self.quote(column)} = {self.mark()}" for column in columns)
+
+
+def _plain(_cursor: Any, row: Any = None) -> Any:
+    """A row as it is: sqlite3 asks for each row, psycopg asks once for what makes a row of values."""
+    return tuple if row is None else row
 
 
 def _count(connection: Any, statement: Statement) -> int:
