@@ -25,7 +25,8 @@ A *hold* runs from acquire's return (``granted``) to release's call (``leaves``)
 | touched | who, or -1 for all | a fault befell it, of the kind in ``what`` |
 | removed, stretched | who did it | the key, or its deadline, was changed by a step of that client; ``other`` owned it |
 | left_behind | who | its attempt ended without a grant, nothing of it is under way, and yet the key is its |
-| newcomer | -1 | all is over, and somebody new asks: ``what`` is "in", or "out" if that took too long |
+| newcomer | -1 | all is over, and somebody new asks: ``what`` is "in", or "out" if that took too long, or "left" if
+  there is something without a ttl |
 | idle | who | it waits for a lock that has been free for too long |
 """
 
@@ -147,7 +148,9 @@ def no_orphan(history: History) -> Report:
         if event.kind == "newcomer":
             asked = True
             if event.what != "in":
-                return Report(BROKEN, "nobody wants the lock any more, and yet a newcomer does not get in")
+                left = "and something is left that no time removes"
+                out = "and yet a newcomer does not get in"
+                return Report(BROKEN, f"nobody wants the lock any more, {left if event.what == 'left' else out}")
     return _HOLDS if asked else _UNKNOWN
 
 

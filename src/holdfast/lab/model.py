@@ -20,16 +20,16 @@ from typing import Final
 
 from holdfast.lab.check import Event
 from holdfast.lab.local import Local
-from holdfast.lab.rooms import RoomView
 from holdfast.lab.server import Server
 from holdfast.lab.site import Input, Request, Site, Visit
-from holdfast.lab.state import NEVER, NOBODY, Choice, Config, State, is_answered, under_way
+from holdfast.lab.state import NEVER, NOBODY, Choice, Config, State, View, is_answered, under_way
 from holdfast.lab.store import START_US
 from holdfast.lab.transition import Transition
 
 __all__ = ["Model"]
 
 SITES_KEPT: Final = 4000
+_IDLE: Final = ("new", "done", "over")  # stages: before it has come, and after its visit
 _READS: Final = frozenset({"GET", "EXISTS", "TTL", "PTTL", "WATCH", "UNWATCH", "gets"})
 
 
@@ -44,13 +44,13 @@ class Model:
         self._roots: dict[tuple[str, int], Local] = {}  # by name and skew
         self._kept: list[Local] = []
         self._newcomers: dict[tuple[int, int], bool] = {}
-        self._rooms: dict[tuple[int, int], bool] = {}
+        self._free: dict[tuple[int, int], bool] = {}
 
     # Clients.
 
     def _client(self, name: str, skew_us: int) -> Local:
         config = self.config
-        visit = Visit(config.make_lock, config.patience, config.stay_us)
+        visit = Visit(config.program, config.make_lock, config.patience, config.stay_us)
 
         def make() -> Site:
             return Site(name, visit, skew_us)
@@ -155,12 +155,12 @@ class Model:
                 yield "deliver", *name
 
     def _may_come(self, state: State) -> bool:
-        """Whether the next client may come. All are alike, so they come in order; and none before the one before it has
+        """Whether the next client may come. If all are alike they come in order; and none before the one before it has
         done or suffered anything, for that would be the same as if their names were exchanged."""
         if state.come == self.config.clients:
             return False
         last = state.come - 1
-        return last < 0 or bool(state.stopped[last]) or self.locals[state.locals[last]].moved
+        return last < 0 or not self.config.alike or bool(state.stopped[last]) or self.locals[state.locals[last]].moved
 
     def _next_time(self, state: State) -> int | None:
         """The next moment at which anything is due; None if there is none within the horizon."""
@@ -202,7 +202,7 @@ class Model:
             if state.stopped[client]:
                 continue
             local = self.locals[mark]
-            if local.stage in ("new", "done", "over") and not local.requests:
+            if local.stage in _IDLE and not local.requests:
                 continue
             if local.stage in ("holds", "leaves") and self.config.spares_holders:
                 continue
@@ -221,7 +221,7 @@ class Model:
 
     def _faults_of(self, state: State, client: int, local: Local, kinds: tuple[str, ...]) -> Iterator[Choice]:
         naps = [kind for kind in ("stall", "pause") if kind in kinds]
-        if "cancel" in kinds and local.stage in ("wants", "holds", "leaves"):
+        if "cancel" in kinds and local.stage not in _IDLE:
             yield "fault", "cancel", client
         waits = not local.requests
         if waits:
@@ -259,8 +259,8 @@ class Model:
         return Transition(self, state).make(choice)
 
     def is_free(self, state: State) -> bool:
-        if self.config.room is not None:
-            return self._has_room(self.config.room, state)
+        if self.config.view is not None:
+            return self._may_go_on(self.config.view, state)
         value, expires_us = self.server.lock(state.store)
         if value is None:
             return True
@@ -272,15 +272,19 @@ class Model:
         """Who of those that are not stopped has waited longest."""
         return next((client for client in state.arrived if not state.stopped[client]), NOBODY)
 
-    def _has_room(self, room: RoomView, state: State) -> bool:
-        """Whether there is a place for whoever is next; or, if nobody is, whether nobody is inside."""
+    def _may_go_on(self, view: View, state: State) -> bool:
+        """Whether there is a place for whoever is next; or, if nobody is, whether nobody has one."""
         first = self.first_waiter(state)
-        known = self._rooms.get((state.store, first))
+        known = self._free.get((state.store, first))
         if known is None:
-            store = self.server.store(state.store)
-            known = not room.inside(store) if first < 0 else room.fits(store, self.names[first])
-            self._rooms[state.store, first] = known
+            name = None if first < 0 else self.names[first]
+            known = self._free[state.store, first] = view.is_free(self.server.store(state.store), name)
         return known
+
+    def is_mortal(self, store: int) -> bool:
+        """Whether all that is there will be gone some day."""
+        there = self.server.store(store)
+        return all(key in there.deadlines for key in there.values)
 
     def admits_newcomer(self, store: int, now_us: int) -> bool:
         """Whether somebody new gets the lock within a ttl and the bound, if nobody else does anything any more."""
@@ -291,11 +295,11 @@ class Model:
 
     def _try_newcomer(self, store: int, now: int) -> bool:
         server, config = self.server, self.config
-        visit = Visit(config.make_lock, None, config.stay_us)
+        visit = Visit(config.program, config.make_lock, None, config.stay_us)
         site = Site("N", visit)
         end = now + config.ttl_us + config.newcomer_us
         site.feed(("start", now))
-        while not site.granted:
+        while not site.served:
             if site.requests:
                 request, _ = next(iter(site.requests.values()))
                 done = server.execute(store, request, "bell:N")
@@ -311,9 +315,9 @@ class Model:
                 store = server.later(store, max(0, timers[0] - now))
                 now = max(now, timers[0])
                 site.feed(("time", now))
-        granted = site.granted
+        served = site.served
         site.discard()
-        return granted
+        return served
 
 
 def _only_reads(request: Request) -> bool:

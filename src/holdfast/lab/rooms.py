@@ -16,6 +16,8 @@ __all__ = ["RoomView"]
 
 
 class RoomView:
+    in_turn = True
+
     def __init__(self, keys: Keys, wanted: Mapping[str, str]) -> None:
         self._wanted = dict(wanted)  # by the name of the client
         self._inside, self._places = (key.encode() for key in (room_keys(keys)[0], room_keys(keys)[4]))
@@ -26,9 +28,10 @@ class RoomView:
         ends: dict[bytes, float] = store.values.get(self._inside, {})
         return {token: places.get(token, 0.0) for token, end in ends.items() if end > store.now_us}
 
-    def fits(self, store: Any, name: str) -> bool:
-        """Whether that client could come in, if it were its turn."""
-        inside, wanted = self.inside(store), self._wanted[name]
+    def is_free(self, store: Any, name: str | None) -> bool:
+        """Whether that client could come in, if it is its turn; or, if nobody waits, whether nobody is inside."""
+        inside = self.inside(store)
+        wanted = ALL if name is None else self._wanted[name]
         if not inside or wanted == ALL:
             return not inside
         alone = any(place < 0 for place in inside.values())

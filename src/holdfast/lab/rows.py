@@ -160,7 +160,7 @@ def rwlock_config(modes: str = "RWR", **bounds: Any) -> Config:
 
 def _room_config(wanted: dict[str, str], bounds: dict[str, Any]) -> Config:
     keys = keys_of(NAME)
-    return fenced_config(key=room_keys(keys)[0], room=RoomView(keys, wanted), **bounds)
+    return fenced_config(key=room_keys(keys)[0], view=RoomView(keys, wanted), **bounds)
 
 
 def fenced_config(**bounds: Any) -> Config:
@@ -173,4 +173,5 @@ def fenced_config(**bounds: Any) -> Config:
         deadline_us=lambda value, expires_us: expires_us,
         new_store=Store,
         ttl_us=round(terms.ttl * 1e6),
+        mortal=True,
     )._replace(**bounds)

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Coroutine, Generator, Sequence
 from typing import Any, NamedTuple
 
-from holdfast.errors import HoldfastError
 from holdfast.lab.machine import Cancelled, Machine, Process
 from holdfast.lab.waiting import Bell
 from holdfast.lab.world import failed, silence
@@ -49,8 +48,9 @@ class Note(NamedTuple):
 
 
 class Visit(NamedTuple):
-    """What every client of a search does: acquire, stay for a while, release."""
+    """What a client of a search does; see ``visits``."""
 
+    program: Callable[[Site], Coroutine[Any, Any, None]]
     make_lock: Callable[[Any], Any]  # given a driver
     patience: float | None = None
     stay_us: int = 2_000_000  # at most; it may leave at any time before
@@ -86,6 +86,7 @@ class Site:
         self.fence: int | None = None
         self.until_us: int | None = None
         self.granted = False
+        self.served = False  # it got what it came for
         self._timers: list[_Timer] = []
         self._soon: deque[Callable[[], None]] = deque()
         self._count = 0
@@ -181,7 +182,7 @@ class Site:
         elif kind == "lose":
             self.requests.pop(an_input[2])
         elif kind == "start":
-            self._process = self.spawn(self._visit(), machine)
+            self._process = self.spawn(self.visit.program(self), machine)
         self._drain()
         self._look_for_bugs()
         self._watch_the_lease()
@@ -221,54 +222,31 @@ class Site:
     def is_asleep(self) -> bool:
         return self._process is not None and self._process.asleep
 
-    # The visitor.
+    # What the program of its visitor uses.
 
     def note(self, kind: str, **facts: Any) -> None:
         self.notes.append(Note(kind, **facts))
 
-    async def _visit(self) -> None:
-        machine, visit = self.machine, self.visit
-        lock = visit.make_lock(machine)
-        self.stage, self.wants_us = "wants", self.now_us
-        self.note("wants")
-        try:
-            lease = await machine.run(lock._acquire(visit.patience))
-        except (HoldfastError, Cancelled) as error:
-            self.stage = "over"
-            self.note("refused", what=type(error).__name__)
-            return
-        if lease is None:
-            self.stage = "over"
-            self.note("refused")
-            return
-        self._begin(lease)
-        try:
-            await machine.run(self._stay())
-        except Cancelled:
-            pass
-        self.note("writes", fence=self.fence)
-        if lease.held:
-            self.note("believes", until_us=_own_count_us(lease))
-        self.stage, self.granted = "leaves", False
-        self.note("leaves")
-        try:
-            await machine.run(lock._release())
-        except (HoldfastError, Cancelled) as error:
-            self.note("unreleased", what=type(error).__name__)
-        else:
-            self.note("released")
-        self.stage = "done"
-
-    def _begin(self, lease: Any) -> None:
+    def begin(self, lease: Any) -> None:
+        """It has this lease now, and at once writes to what it guards."""
         self._lease = lease
         self.granted_us = self.now_us
-        self.stage, self.granted = "holds", True
+        self.stage, self.granted, self.served = "holds", True, True
         self.fence, self.until_us = lease.fence, _deadline_us(lease)
         self.note("granted", fence=self.fence, until_us=self.until_us, what=getattr(lease._hold, "place", ""))
         self.note("writes", fence=self.fence)
 
-    def _stay(self) -> Generator[Any, Any, Any]:
+    def stay(self) -> Generator[Any, Any, Any]:
+        """Until it leaves, which it may do at any time; or until its stay is over."""
         return wait(self._bell, (self.now_us + self.visit.stay_us) / 1e6)
+
+    def leave(self) -> None:
+        """It writes once more, looks whether it still has the lease, and is about to give it back."""
+        self.note("writes", fence=self.fence)
+        if self._lease.held:
+            self.note("believes", until_us=_own_count_us(self._lease))
+        self.stage, self.granted = "leaves", False
+        self.note("leaves")
 
     def _watch_the_lease(self) -> None:
         """Note what the keeper has found out behind the holder's back."""

@@ -6,13 +6,13 @@ their marks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any, Final, NamedTuple, Protocol
 
 from holdfast.lab.faults import FAULTS
-from holdfast.lab.rooms import RoomView
+from holdfast.lab.visits import take_and_give_back
 
-__all__ = ["NEVER", "NOBODY", "Choice", "Config", "State", "Under", "is_answered", "under_way"]
+__all__ = ["NEVER", "NOBODY", "Choice", "Config", "State", "Under", "View", "is_answered", "under_way"]
 
 Choice = tuple[Any, ...]  # what happens; plain data
 NOBODY: Final = -1
@@ -25,6 +25,18 @@ class Under(NamedTuple):
     kind: str  # "ghost", "bell", "push", "cut" or "reply"
     client: int
     content: Any
+
+
+class View(Protocol):
+    """What a search sees of something that is no single key, in the store of its server."""
+
+    in_turn: bool  # only who has waited longest can go on; else everybody can
+
+    def is_free(self, store: Any, name: str | None) -> bool:
+        """Whether that client could go on, if it is its turn; or, if nobody waits, whether it is free."""
+
+    def has_place(self, store: Any, name: str) -> bool:
+        """Whether anything there shuts others out in the name of that client."""
 
 
 class Config(NamedTuple):
@@ -52,7 +64,13 @@ class Config(NamedTuple):
     idle_us_per_fault: int = 1_000_000  # and how much longer for each fault, after which a step is sent again
     newcomer_us: int = 2_000_000  # how much longer than a ttl a newcomer may need
     tick_us: int = 0  # by how much time passes with each step; 0: steps take no time, so that clocks can agree
-    room: RoomView | None = None  # who is inside and who fits, where the lock is no single key
+    view: View | None = None  # who can go on, where that is not told by one key
+    program: Callable[[Any], Coroutine[Any, Any, None]] = take_and_give_back  # what every client does, given its site
+    alike: bool = True  # all clients do the same, so that it is all the same who of them comes first
+    mortal: bool = False  # when all is over, nothing may be left that no time removes
+    heeds: frozenset[str] = frozenset()  # steps whose execution is an event of its own
+    looks: Callable[[Any, State, State], Iterator[tuple[int, str, str]]] | None = None  # what else is to be seen
+    # when one state of a model becomes the next: clients, kinds of event, and what they say
     reduce: bool = True  # local steps happen at once, and steps that commute are taken in one order only
 
 

@@ -14,6 +14,7 @@ from holdfast.lab.server import Done
 from holdfast.lab.site import Failure, Request
 from holdfast.lab.state import NEVER, NOBODY, Choice, State, Under, under_way
 from holdfast.lab.store import START_US
+from holdfast.protocol.effects import Step
 
 if TYPE_CHECKING:
     from holdfast.lab.model import Model
@@ -122,6 +123,9 @@ class Transition:
             self.store = done.store
         self._arrive(client, request, done.replies)
         self._mint(client, request, done)
+        for op in request.ops:
+            if isinstance(op, Step) and op.script in self.config.heeds:
+                self._event(client, "executed", what=" ".join(map(str, (op.script, *op.args))))
         heard = server.store(self.store).subscribed if done.bells else frozenset()
         for channel, text in done.bells:
             for other, name in enumerate(model.channels):
@@ -141,7 +145,7 @@ class Transition:
         """See to whom the key belongs now, and whether it was anybody's to change."""
         server, config = self.server, self.config
         was, is_now = server.lock(old), server.lock(new)
-        if was == is_now or config.room is not None:
+        if was == is_now or config.view is not None:
             return
         (value, expires_us), (new_value, new_expires_us) = was, is_now
         until = None if value is None else config.deadline_us(value, expires_us)
@@ -205,7 +209,7 @@ class Transition:
         self.locals[client] = local.mark
         for note in local.notes:
             self._event(client, note.kind, fence=note.fence, until_us=note.until_us, what=note.what)
-            if note.kind in ("granted", "refused") and client in self.arrived:
+            if note.kind in ("granted", "passed", "refused") and client in self.arrived:
                 self.arrived.remove(client)
         for link, unanswered in local.closed_links:
             self._close_link(client, link, unanswered)
@@ -374,11 +378,11 @@ class Transition:
         """Events that are about how things stand, not about a step."""
         model, config = self.model, self.config
         locals_ = [model.locals[mark] for mark in state.locals]
-        if config.room is not None:
+        if config.view is not None:
             store = model.server.store(state.store)
             for client, local in enumerate(locals_):
                 over = local.stage == "over" and local.settled and not state.stopped[client]
-                if over and config.room.has_place(store, model.names[client]):
+                if over and config.view.has_place(store, model.names[client]):
                     self._event(client, "left_behind")
         elif not free and state.owner >= 0:
             local = locals_[state.owner]
@@ -388,7 +392,7 @@ class Transition:
         if free:
             bound = config.idle_us + config.idle_us_per_fault * state.faults
             for client, local in enumerate(locals_):
-                if config.room is not None and client != model.first_waiter(state):
+                if config.view is not None and config.view.in_turn and client != model.first_waiter(state):
                     continue
                 if local.stage == "wants" and not state.stopped[client]:
                     waits_since = max(local.wants_us, state.free_since, state.since[client])
@@ -403,7 +407,13 @@ class Transition:
                 for stopped, local in list(zip(state.stopped, locals_, strict=True))[: state.come]
             )
         ):
-            self._event(NOBODY, "newcomer", what="in" if model.admits_newcomer(state.store, state.now_us) else "out")
+            what = "in" if model.admits_newcomer(state.store, state.now_us) else "out"
+            if config.mortal and not model.is_mortal(state.store):
+                what = "left"
+            self._event(NOBODY, "newcomer", what=what)
+        if config.looks is not None:
+            for client, kind, what in config.looks(model, self.was, state):
+                self._event(client, kind, what=what)
 
 
 def _queued(request: Request, reply: Any) -> bool:
