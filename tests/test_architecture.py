@@ -22,7 +22,7 @@ MAY_IMPORT = {
     "lua": set(),
     "lease": {"errors", "names", "protocol"},  # protocol for the types of annotations only
     "options": {"errors", "lease"},
-    "guard": {"errors", "lease", "lua", "names"},
+    "guard": {"errors", "lease", "lua", "names", "options"},
     "face": {"errors", "lease", "names", "options", "protocol"},
     "protocol": {"errors", "lease", "names"},
     "engines": {"errors", "lua", "protocol", "url"},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import signal
 import stat
 import threading
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 
 import holdfast
-from holdfast.guard import Stamp, replace_file
+from holdfast.guard import Stamp, enter_file, replace_file
 from tests.support import Script
 
 OLD, NEW = Stamp("x", 7, "a"), Stamp("x", 8, "b")
@@ -51,6 +52,34 @@ def test_the_mode_stays_what_it_was(path: Path) -> None:
     assert stat.S_IMODE(path.stat().st_mode) == 0o640
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_the_owner_stays_who_it_was(path: Path) -> None:
+    path.write_text("before")
+    os.chown(path, 65534, 65534)
+    path.chmod(0o4755)
+    replace_file(path, "one", OLD)
+    assert (path.stat().st_uid, path.stat().st_gid) == (65534, 65534)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o4755
+
+
+def test_what_few_may_read_is_open_to_nobody_else_meanwhile(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor is it before anything was written: whoever has opened a file can read it later."""
+    path.write_text("before")
+    path.chmod(0o600)
+    seen: list[int] = []
+
+    def create(file: Any, flags: int, mode: int = 0o777) -> int:
+        descriptor = os_open(file, flags, mode)
+        if str(file).endswith(".tmp") and ".fence." not in str(file):
+            seen.append(stat.S_IMODE(os.fstat(descriptor).st_mode))
+        return descriptor
+
+    os_open = os.open
+    monkeypatch.setattr(os, "open", create)
+    replace_file(path, "secret", OLD)
+    assert set(seen) == {0o600}
+
+
 def test_a_link_and_what_it_leads_to_have_one_fence(path: Path) -> None:
     replace_file(path, "new", NEW)
     link = path.parent / "elsewhere" / "link.txt"
@@ -85,6 +114,11 @@ def test_waiting_for_another_process_has_an_end(path: Path) -> None:
             replace_file(path, "two", NEW, wait=0.02)
         assert path.read_text() == "one"
     replace_file(path, "two", NEW, wait=0)
+    for bad in (-1, float("nan"), True):
+        with pytest.raises(holdfast.InvalidConfig, match="wait="):
+            replace_file(path, "three", NEW, wait=bad)
+        with pytest.raises(holdfast.InvalidConfig, match="wait="):
+            enter_file(path, NEW, wait=bad)
     assert names(path) == ["report.txt", "report.txt.fence", "report.txt.lock"]
 
 
@@ -137,6 +171,51 @@ def test_after_a_crash_the_fence_is_never_lower_than_that_of_the_data(
     replace_file(path, "8", NEW)  # whoever crashed may try again, and the next holder may write
     replace_file(path, "9", Stamp("x", 9, "c"))
     assert path.read_text() == "9"
+    assert names(path) == ["report.txt", "report.txt.fence", "report.txt.lock"]
+
+
+def test_what_a_killed_process_has_left_is_removed_and_nothing_else(path: Path) -> None:
+    code = """
+    from holdfast.guard import Stamp, file
+    def late(*_):
+        say("in mid-write")
+        sys.stdin.readline()
+        raise SystemExit
+    file._alone = late
+    file.replace_file(sys.argv[1], "7", Stamp("x", 7, "a"))
+    """
+    mine = path.with_name("report.txt.0123456789.tmp")
+    mine.write_text("not ours")
+    with Script(code, str(path)) as killed:
+        killed.hear("in mid-write")
+        (left,) = set(names(path)) - {mine.name}
+        killed.send(signal.SIGKILL)
+        killed.wait()
+    with Script(code, str(path)) as alive:
+        alive.hear("in mid-write")
+        (its,) = set(names(path)) - {mine.name, left}
+        replace_file(path, "8", NEW)
+        assert names(path) == sorted(["report.txt", "report.txt.fence", "report.txt.lock", mine.name, its])
+        alive.write("go on\n")
+        alive.finish()
+    assert names(path) == sorted(["report.txt", "report.txt.fence", "report.txt.lock", mine.name])
+
+
+def test_a_file_that_was_removed_before_it_was_locked_is_made_anew(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody tidied up in just that moment, and could not tell it from what a crash leaves."""
+    flock = fcntl.flock
+    removed: list[Path] = []
+
+    def remove_first(descriptor: int, operation: int) -> None:
+        if not removed:
+            removed.extend(path.parent.glob("*.tmp"))
+            removed[0].unlink()
+        flock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", remove_first)
+    replace_file(path, "one", OLD)
+    assert path.read_text() == "one"
+    assert len(removed) == 1
 
 
 def test_all_crash_points_are_tried(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,9 @@ synced, so that the order is also that of the disk.
 
 The data are written before the lock is taken, so that it is held for a moment only. A process that is stopped in just
 that moment makes the others wait, as it must: when it wakes, its next step is to rename.
+
+What is written to is ``report.json.<random>.tmp``, locked by whoever writes it. One that nobody has locked was left by
+a crash. The first write of the next holder removes it.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -28,6 +32,7 @@ from typing import Final
 from holdfast.errors import AcquireTimeout, InvalidConfig
 from holdfast.guard.stamp import Stamp, stamp
 from holdfast.lease import BaseLease
+from holdfast.options import seconds
 
 __all__ = ["enter_file", "replace_file"]
 
@@ -44,8 +49,10 @@ def replace_file(
 ) -> None:
     """Replace the file by one with these data (a str is encoded as UTF-8); StaleFence if a later holder has done so.
 
-    It keeps the mode of the file that it replaces. ``wait`` is for how many seconds another process may be at it.
+    It keeps the mode of the file that it replaces, and its owner if it may. ``wait`` is for how many seconds another
+    process may be at it.
     """
+    seconds("wait", wait)
     claim = stamp(lease, name=name)
     target = _resolve(path)
     content = data.encode() if isinstance(data, str) else data
@@ -58,6 +65,7 @@ def enter_file(
     path: str | os.PathLike[str], lease: BaseLease | Stamp, *, name: str | None = None, wait: float = 10.0
 ) -> None:
     """Refuse earlier holders from now on, and replace nothing. Do it before you read what you will change."""
+    seconds("wait", wait)
     claim = stamp(lease, name=name)
     target = _resolve(path)
     with _alone(target, wait):
@@ -71,7 +79,10 @@ def _resolve(path: str | os.PathLike[str]) -> Path:
 
 def _raise_fence(target: Path, claim: Stamp, shown: str) -> None:
     fence_file = target.with_name(f"{target.name}.fence")
-    claim.check(shown, _read(fence_file))
+    stored = _read(fence_file)
+    claim.check(shown, stored)
+    if stored is None or stored[1] != claim.holder:
+        _tidy_up(target)
     with _temporary(fence_file, f"{claim.fence} {claim.holder}\n".encode()) as record:
         _rename(record, fence_file)
 
@@ -92,18 +103,48 @@ def _read(fence_file: Path) -> tuple[int, str] | None:
 @contextmanager
 def _temporary(target: Path, content: bytes) -> Iterator[Path]:
     """A file beside the target, on the disk as a whole; gone at the end, unless it was renamed."""
-    path = target.with_name(f"{target.name}.{token_hex(8)}.tmp")
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
-        with open(descriptor, "wb") as file:
-            with suppress(FileNotFoundError):
-                os.fchmod(descriptor, target.stat().st_mode & 0o7777)
+        there = target.stat()
+    except FileNotFoundError:
+        there = None
+    # Never open to more than the target is, not even while it is empty: whoever has opened it can read it later.
+    path, descriptor = _create(target, 0o666 if there is None else there.st_mode & 0o666)
+    with open(descriptor, "wb") as file:
+        try:
+            if there is not None:
+                with suppress(PermissionError):
+                    os.fchown(descriptor, there.st_uid, there.st_gid)
+                os.fchmod(descriptor, there.st_mode & 0o7777)
             file.write(content)
             file.flush()
             os.fsync(descriptor)
-        yield path
-    finally:
-        path.unlink(missing_ok=True)
+            yield path
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def _create(target: Path, mode: int) -> tuple[Path, int]:
+    """A new file, locked, so that nobody takes it for one that a crash has left behind."""
+    while True:
+        path = target.with_name(f"{target.name}.{token_hex(8)}.tmp")
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if os.fstat(descriptor).st_nlink:
+            return path, descriptor
+        os.close(descriptor)  # somebody has tidied up before it was locked
+
+
+def _tidy_up(target: Path) -> None:
+    """Remove what those have left who crashed while they wrote. It is no harm if that cannot be done."""
+    ours = re.compile(re.escape(target.name) + r"(\.fence)?\.[0-9a-f]{16}\.tmp")
+    for name in filter(ours.fullmatch, os.listdir(target.parent)):
+        with suppress(OSError):
+            descriptor = os.open(target.with_name(name), os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                if _flock(descriptor):
+                    os.unlink(target.with_name(name))
+            finally:
+                os.close(descriptor)
 
 
 def _rename(source: Path, target: Path) -> None:
