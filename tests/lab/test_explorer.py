@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import threading
@@ -317,9 +318,10 @@ def test_survey_tells_of_every_row_and_invariant_and_of_its_progress() -> None:
     assert said[-1].done == said[-1].of == 2
 
 
-def test_survey_in_one_process_finds_the_same() -> None:
+def test_survey_in_one_process_finds_the_same_and_leaves_logs_as_they_were() -> None:
     findings = survey(["setnx"], clients=2, budget=20.0, faults=["crash"], jobs=1)[0]
     assert {cell.invariant for cell in findings.cells if cell.verdict == BROKEN} == {"NoOrphan"}
+    assert not logging.getLogger("holdfast.recipes").disabled
 
 
 def test_traces_survive_json_and_tell_how_it_came_to_that() -> None:

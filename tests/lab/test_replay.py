@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -20,7 +19,7 @@ from holdfast.lab.real import RealServer
 from holdfast.lab.replay import Outcome, perform
 from holdfast.lab.rows import config_of
 from holdfast.lab.story import tell
-from holdfast.lab.survey import trace_of
+from holdfast.lab.survey import trace_of, unheard
 from holdfast.lab.trace import Trace
 from tests.servers import Server
 
@@ -34,11 +33,8 @@ OTHERS = {"foo2": "a", "fo": "b", "foo:hf": "c", "xfoo:hf1:fence:{xfoo}": "d", "
 
 @pytest.fixture(autouse=True, scope="module")
 def _quiet() -> Iterator[None]:
-    """Clients of a search tell of each try."""
-    log = logging.getLogger("holdfast.recipes")
-    log.disabled, before = True, log.disabled
-    yield
-    log.disabled = before
+    with unheard():
+        yield
 
 
 @pytest.fixture

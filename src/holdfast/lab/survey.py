@@ -17,7 +17,8 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from multiprocessing.connection import wait
 from typing import Any, Final, NamedTuple
 
@@ -29,7 +30,7 @@ from holdfast.lab.rows import ROWS, config_of
 from holdfast.lab.story import tell
 from holdfast.lab.trace import BROKEN, HOLDS, UNKNOWN, Cell, Findings, Trace, Verdict
 
-__all__ = ["FAULTS", "INVARIANTS", "MEANING", "ROWS", "Circle", "Progress", "explore", "find", "survey", "trace_of"]
+__all__ = ["FAULTS", "INVARIANTS", "MEANING", "ROWS", "Circle", "Progress", "explore", "find", "survey", "trace_of", "unheard"]
 
 MOST_CLIENTS: Final = 4
 SHARE_OF_THE_NEEDED: Final = 0.6  # of what is left of the budget, for a search that a verdict takes,
@@ -133,6 +134,18 @@ def _checked(
     }
 
 
+@contextmanager
+def unheard() -> Iterator[None]:
+    """Let clients of a search keep to themselves what they would say of each lost message, a million times."""
+    log = logging.getLogger("holdfast.recipes")
+    before, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = before
+
+
+@unheard()
 def explore(
     row: str,
     bounds: dict[str, Any],
@@ -144,7 +157,6 @@ def explore(
     stop_at: Iterable[str] = (),
 ) -> Findings:
     """One row."""
-    logging.getLogger("holdfast.recipes").disabled = True  # what a program would say of lost messages, a million times
     ends_at = time.monotonic() + budget
     config = config_of(row, **bounds)
     broken: dict[str, Broken] = {}
