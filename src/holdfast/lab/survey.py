@@ -30,7 +30,19 @@ from holdfast.lab.rows import ROWS, config_of
 from holdfast.lab.story import tell
 from holdfast.lab.trace import BROKEN, HOLDS, UNKNOWN, Cell, Findings, Trace, Verdict
 
-__all__ = ["FAULTS", "INVARIANTS", "MEANING", "ROWS", "Circle", "Progress", "explore", "find", "survey", "trace_of", "unheard"]
+__all__ = [
+    "FAULTS",
+    "INVARIANTS",
+    "MEANING",
+    "ROWS",
+    "Circle",
+    "Progress",
+    "explore",
+    "find",
+    "survey",
+    "trace_of",
+    "unheard",
+]
 
 MOST_CLIENTS: Final = 4
 SHARE_OF_THE_NEEDED: Final = 0.6  # of what is left of the budget, for a search that a verdict takes,
