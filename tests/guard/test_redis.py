@@ -16,8 +16,8 @@ from holdfast import guard
 from holdfast.guard import Stamp
 from holdfast.guard.redis import COMMANDS
 from holdfast.names import keys_of
-from tests.servers import Server
-from tests.support import asyncio_test
+from tests.servers import Server, free_port
+from tests.support import asyncio_test, eventually
 
 OLD, NEW = Stamp("x", 7, "a"), Stamp("x", 8, "b")
 
@@ -129,11 +129,25 @@ def test_retention_is_for_how_long_a_fence_is_remembered(admin: redis.Redis) -> 
     guarded.set("a", "stale", OLD)
     guard.RedisGuard(admin).set("a", "two", NEW)
     assert admin.ttl("a:hf1:guard:{a}") == -1
-    for bad in (0, -1, float("nan")):
+    for bad in (0, -1, float("nan"), float("inf"), 1e30, True, "5"):
         with pytest.raises(holdfast.InvalidConfig):
-            guard.RedisGuard(admin, retention=bad)
+            guard.RedisGuard(admin, retention=bad)  # type: ignore[arg-type]
         with pytest.raises(holdfast.InvalidConfig):
-            guarded.set("a", "one", NEW, ttl=bad)
+            guarded.set("a", "one", NEW, ttl=bad)  # type: ignore[arg-type]
+
+
+def test_a_record_that_cannot_be_read_is_not_taken_for_none(guarded: guard.RedisGuard, admin: redis.Redis) -> None:
+    for record in ("", "8", "eight b", "8 "):
+        admin.set("a:hf1:guard:{a}", record)
+        with pytest.raises(holdfast.InvalidConfig, match="no fence and holder"):
+            guarded.set("a", "one", NEW)
+        with pytest.raises(holdfast.InvalidConfig, match="no fence and holder"):
+            guarded.enter("a", NEW)
+    admin.delete("a:hf1:guard:{a}")
+    admin.rpush("a:hf1:guard:{a}", "8 b")
+    with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
+        guarded.set("a", "one", NEW)
+    assert not admin.exists("a")
 
 
 def test_a_client_that_decodes_replies_will_do(server: Server) -> None:
@@ -222,6 +236,27 @@ async def test_the_same_under_asyncio(url: str) -> None:
         with pytest.raises(holdfast.StaleFence):
             await guarded.set("a", "stale", stale)
         assert await client.get("a") is None
+
+
+@asyncio_test
+async def test_a_cluster_will_do() -> None:
+    with Server("--cluster-enabled", "yes", "--cluster-port", str(free_port())) as server:
+        with server.client() as node:
+            node.execute_command("CLUSTER ADDSLOTSRANGE", 0, 16383)
+            eventually(lambda: node.cluster("INFO")["cluster_state"] == "ok")
+        with redis.RedisCluster(host="127.0.0.1", port=server.port) as cluster:
+            guarded = guard.RedisGuard(cluster)
+            for key in ("a", "b", "with {tag} in it"):
+                guarded.set(key, "new", NEW)
+                with pytest.raises(holdfast.StaleFence):
+                    guarded.execute("APPEND", key, "old", lease=OLD)
+                assert cluster.get(key) == b"new"
+            with pytest.raises(holdfast.Unsupported, match="pipeline"):
+                guard.RedisGuard(cluster.pipeline())
+        async with redis.asyncio.RedisCluster(host="127.0.0.1", port=server.port) as aio_cluster:
+            with pytest.raises(holdfast.StaleFence):
+                await guard.AioRedisGuard(aio_cluster).set("a", "old", OLD)
+            assert await aio_cluster.get("a") == b"new"
 
 
 @asyncio_test

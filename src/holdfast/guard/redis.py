@@ -17,6 +17,7 @@ from holdfast.guard.stamp import Stamp, stamp
 from holdfast.lease import BaseLease
 from holdfast.lua import SCRIPTS
 from holdfast.names import Keys, keys_of
+from holdfast.options import seconds
 
 __all__ = ["COMMANDS", "AioRedisGuard", "RedisGuard"]
 
@@ -47,8 +48,7 @@ class _Guard:
     _awaited = False
 
     def __init__(self, client: _Scripted, *, retention: float | None = None) -> None:
-        if retention is not None and not retention >= 0.001:
-            raise InvalidConfig(f"retention={retention!r}", "give seconds, or None to remember fences for ever")
+        self._retention_ms = "" if retention is None else str(_milliseconds("retention", retention))
         if hasattr(client, "command_stack"):
             raise Unsupported(
                 "a guarded write in a pipeline", "its reply comes too late to refuse; give the client itself"
@@ -57,7 +57,6 @@ class _Guard:
         if iscoroutinefunction(type(self._script).__call__) != self._awaited:
             kind, other = ("a blocking", "RedisGuard") if self._awaited else ("an asyncio", "AioRedisGuard")
             raise InvalidConfig(f"{kind} client", f"use guard.{other} for it")
-        self._retention_ms = "" if retention is None else str(round(retention * 1000))
 
     def _run(self, key: str, claim: Stamp, *words: Value) -> Any:
         """Have the script run: with a command and its arguments after the key, or for the fence alone."""
@@ -91,6 +90,10 @@ def _judge(reply: Any, key: str, claim: Stamp) -> Any:
         raise claim.refusal(key, int(reply[1]))
     if reply[0] == -1:
         raise InvalidConfig(f"key {key!r}", "it is a lock on this server, and writing to it would break the lock")
+    if reply[0] == -2:
+        raise InvalidConfig(
+            f"the record of key {key!r}", "it holds no fence and holder; restore it, or remove it if no holder is left"
+        )
     return reply[1] if len(reply) > 1 else None
 
 
@@ -153,8 +156,8 @@ class AioRedisGuard(_Guard):
 
 
 def _expiry(ttl: float | None) -> tuple[Value, ...]:
-    if ttl is None:
-        return ()
-    if not ttl >= 0.001:
-        raise InvalidConfig(f"ttl={ttl!r}", "give seconds, or None to keep it for ever")
-    return "PX", round(ttl * 1000)
+    return () if ttl is None else ("PX", _milliseconds("ttl", ttl))
+
+
+def _milliseconds(what: str, value: float) -> int:
+    return round(seconds(what, value, least=0.001) * 1000)

@@ -4,7 +4,8 @@
 -- ARGV 1 fence   2 holder   3 for how long the record is kept, in ms (empty: for ever)   4 the command, if there is one
 --      5... its arguments after the key
 --
--- Returns {1, the command's reply}, {1} if there was none; {0, the fence on record} refused; {-1} the key is a lock.
+-- Returns {1, the command's reply}, {1} if there was none; {0, the fence on record} refused; {-1} the key is a lock;
+-- {-2} the record is not one.
 --
 -- One step, because a check that comes before the write does not help a writer who is stopped in between. The record is
 -- written first: if it cannot be (a full server), nothing is, and if the command fails, only the fence has risen.
@@ -15,6 +16,9 @@ end
 local record = redis.call('GET', KEYS[2])
 if record then
   local fence, holder = string.match(record, '^(%d+) (.+)$')
+  if not fence then
+    return {-2} -- somebody else wrote it, and what the last fence was nobody knows
+  end
   -- Numbers, because '9' is the greater text than '10'. A double is exact for every fence there is.
   local ours, theirs = tonumber(ARGV[1]), tonumber(fence)
   if theirs > ours or (theirs == ours and holder ~= ARGV[2]) then
