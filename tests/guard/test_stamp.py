@@ -114,3 +114,43 @@ def test_what_is_no_holder_is_refused(holder: Any) -> None:
 async def test_leases_of_the_asyncio_face_have_stamps_too(url: str) -> None:
     async with holdfast.aio.connect(url) as client, client.lock("x") as lease:
         assert guard.stamp(lease).fence == lease.fence
+
+
+def test_leases_of_every_kind_have_stamps(client: holdfast.Client, resource: Resource) -> None:
+    """And each later one is taken after the one before."""
+    election = client.election("x")
+    with client.lock("x") as lease:
+        resource.write("lock", lease)
+        stale = guard.stamp(lease)
+    with client.rlock("x") as outer, client.rlock("x") as lease:
+        resource.write("rlock", lease)
+        assert guard.stamp(outer) == guard.stamp(lease)
+    with election.lead() as lease:
+        resource.write("leader", lease)
+        ticket = lease.hand_over()
+        with pytest.raises(holdfast.NotHeld):
+            resource.write("handed over", lease)
+    adopted = client.adopt(ticket)
+    resource.write("adopted", adopted)
+    adopted.release()
+    for lease in election.terms():
+        resource.write("term", lease)
+        break
+    with client.lock("x", "y") as lease:
+        claim = guard.stamp(lease, name="x")
+        assert claim.fence == lease.fences["x"]
+        resource.write("both", claim)
+    with pytest.raises(holdfast.StaleFence):
+        resource.write("stale", stale)
+    assert resource.text() == "both"
+
+
+def test_those_who_hold_side_by_side_have_fences_that_rise(client: holdfast.Client, resource: Resource) -> None:
+    """So each slot needs a resource of its own, and only writers should write."""
+    for lock in (client.semaphore("s", 2), client.rwlock("rw").read):
+        resource.clear()
+        with lock as one, lock as other:
+            resource.write("one", one)
+            resource.write("other", other)
+            with pytest.raises(holdfast.StaleFence):
+                resource.write("one", one)
