@@ -236,6 +236,10 @@ class Semaphore(BaseSemaphore[Permit], Lock):
         """A Permit, or None if there was none to be had (in time)."""
         return self._driver.run(self._acquire(patience(blocking, timeout)))
 
+    def adopt(self, ticket: str) -> Permit:
+        """Go on with a permit that another process has handed over: the same slot, on the terms of this object."""
+        return self._driver.run(self._adopt(ticket))
+
     def locked(self) -> bool:
         """Whether all permits are taken, asked of the server."""
         return self._driver.run(self._locked())
@@ -259,6 +263,10 @@ class ReadLock(BaseReader[Lease], Lock):
 
     __slots__ = ()
 
+    def adopt(self, ticket: str) -> Lease:
+        """Go on with the reading that another process has handed over, on the terms of this object."""
+        return self._driver.run(self._adopt(ticket))
+
 
 class WriteLock(BaseWriter[WriteLease], Lock):
     """The writing side of a lock; ``locked()``: whether anybody writes."""
@@ -268,6 +276,10 @@ class WriteLock(BaseWriter[WriteLease], Lock):
     def acquire(self, blocking: bool = True, timeout: float = -1) -> WriteLease | None:
         """A WriteLease, or None if it could not be had (in time)."""
         return self._driver.run(self._acquire(patience(blocking, timeout)))
+
+    def adopt(self, ticket: str) -> WriteLease:
+        """Go on with the writing that another process has handed over, on the terms of this object."""
+        return self._driver.run(self._adopt(ticket))
 
     def __enter__(self) -> WriteLease:
         return self._driver.run(self._enter())
@@ -409,7 +421,7 @@ class Client(BaseClient):
 
     def invalidate(self, key: str) -> bool:
         """Forget the value of that key; whether there was one. Nothing that was begun before is stored after it."""
-        return self._driver.run(forget(self._desk, self._entry(key), self._shared.timeout))
+        return self._driver.run(forget(self._desk, self._entry(key), self._shared))
 
     def exclusive(
         self,
@@ -563,10 +575,13 @@ class Client(BaseClient):
     ) -> Lease:
         """Go on with a hold that another process has handed over: a lease with a token and a fence of its own.
 
-        NotAcquired if the ticket was adopted before, or its time ran out. The options are those of ``lock``.
+        It is a lease of what was handed over: of a semaphore a Permit, with the same slot; of several names one with
+        the fence of each. NotAcquired if the ticket was adopted before, or its time ran out. The options are those of
+        ``lock``.
         """
-        offer, terms = self._read(ticket, (ttl, None, renew, max_hold, on_lost, label, 0))
-        return self._driver.run(adopt(self._driver, offer, terms, Lease))
+        offer, lock = self._read(ticket, (ttl, None, renew, max_hold, on_lost, label, 0))
+        lease: Lease = self._driver.run(adopt(lock, offer))
+        return lease
 
     def recipe(self, name: str, key: str, **options: Any) -> Lock:
         """A lock of history, word for word as it is still deployed. docs/recipes.md has their options and their pits.

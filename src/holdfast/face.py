@@ -22,6 +22,7 @@ from holdfast.protocol.latch import Vigils
 from holdfast.protocol.multi import together
 from holdfast.protocol.recipes import FENCED, RECIPES, make
 from holdfast.protocol.rlock import Owned
+from holdfast.protocol.room import ANY
 from holdfast.protocol.rwlock import Readers
 from holdfast.protocol.templates import Template, is_coroutine_function
 
@@ -183,10 +184,16 @@ class BaseClient:
         each = [self._ask((name,), asked) for name in names]
         return together(tuple(keys for keys, _ in each)), replace(each[0][1], cohort=0)
 
-    def _read(self, ticket: str, asked: tuple[Any, ...]) -> tuple[Offer, Terms]:
-        """What a ticket offers, and the terms on which it is adopted, checked."""
+    def _read(self: Any, ticket: str, asked: tuple[Any, ...]) -> tuple[Offer, Any]:
+        """What a ticket offers, and a lock of the kind that it is for, on these terms."""
         offer = read_ticket(ticket, self._namespace)
-        return offer, self._ask((offer.keys.name,), asked)[1]
+        options = dict(zip(OPTIONS, asked, strict=True))
+        if offer.species == "semaphore":
+            return offer, self.semaphore(*offer.names, int(offer.wanted[1:]), **options)
+        if offer.species == "rwlock":
+            sides = self.rwlock(*offer.names, **options)
+            return offer, sides.read if offer.wanted == ANY else sides.write
+        return offer, self.lock(*offer.names, **options)
 
     def _ask_room(self, name: str, asked: tuple[Any, ...]) -> tuple[Keys, Terms]:
         """The same for a kind of lock that is not passed on within a process."""

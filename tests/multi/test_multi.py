@@ -264,13 +264,3 @@ def test_namespaces_are_in_front_of_each_name(play: Any) -> None:
             assert {*lease.fences} == {"a", "b"}
 
     play(scenario)
-
-
-def test_it_cannot_be_handed_over_yet(play: Any) -> None:
-    async def scenario(api: Any) -> None:
-        async with api.client().lock("a", "b") as lease:
-            with pytest.raises(holdfast.Unsupported):
-                await lease.hand_over()
-            lease.check()
-
-    play(scenario)

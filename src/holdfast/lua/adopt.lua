@@ -25,6 +25,7 @@ end
 read_time()
 local last = redis.call('GET', KEYS[2])
 if owner == ARGV[4] then
+  redis.call('DEL', KEYS[1]) -- first, for then this works on a full server too
   redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
 elseif redis.call('PTTL', KEYS[1]) < tonumber(ARGV[2]) then
   redis.call('PEXPIRE', KEYS[1], ARGV[2])

@@ -1,51 +1,63 @@
 """Handing a hold over: the giver gets a ticket for it, and whoever has the ticket adopts the hold.
 
-Invariant. Nobody shares a hold. The giver's ends before there is a ticket; adopting swaps the giver's token in the key
-for a new one, if and only if it is still there, so a ticket serves once, and never takes a lock that is free or
-another's. The new fence is greater than any that the giver had, or had set aside for its cohort.
+Invariant. Nobody shares a hold. The giver's ends before there is a ticket; adopting puts a new token in the place of
+the giver's, if and only if that is still there, so a ticket serves once, and never takes what is free or another's.
+What passes is all that the giver had, and no more: the lock, all of several names, the same slot of a semaphore, the
+same side of a readers-writer lock. The new fence is greater than any that the giver had, or had set aside for its
+cohort.
 
 Atomic: ``hand_over`` on the server makes the hold last one ttl from now; that is the time there is to adopt it, for
 nobody renews it meanwhile. ``adopt`` swaps the token. Both are idempotent: a reply that was lost is asked for again.
 Whoever gives up on an adoption abandons its new token, tombstone and all; the giver's token is not touched by that.
+Nobody who waits is disturbed by either, for nothing becomes free.
 
 If hand_over fails, the lease is as it was: held, or lost. If it succeeds, the lease has ended.
 
-A ticket is a capability, like the token in it: whoever has it can take the lock. So it is short, opaque and safe in a
-URL, and does not show itself where things are logged by their repr.
+A ticket is a capability, like the token in it: whoever has it can take the lock. So it is opaque and safe in a URL, and
+does not show itself where things are logged by their repr. It says what it is for, so that it is not taken for another.
 
 Clocks. A ticket carries no time. How long it is good for is known to the server alone.
 
-An adopted hold stays out of cohorts: it was not this process's turn, and it is not passed on within it.
+An adopted hold stays out of cohorts: it was not this process's turn, and it is not passed on within it. For the same
+reason it has a gate of its own, and nobody waits for it who waits for an object.
+
+Where several names do not live in one place (see parts.py), they are adopted place by place. When one ends on the way,
+it has some of them and the giver's token stands in the others: each ends by its ttl, and the ticket is of no more use.
 """
 
 from __future__ import annotations
 
+import re
 from base64 import urlsafe_b64decode, urlsafe_b64encode
+from dataclasses import replace
 from typing import Final, NamedTuple, TypeVar
 from zlib import crc32
 
-from holdfast.errors import InvalidConfig, LeaseLost, NotAcquired, NotHeld, Unavailable, Unsupported
-from holdfast.lease import ENDED, TRYING, BaseLease, Hold, Terms
-from holdfast.names import Keys, keys_of
+from holdfast.errors import InvalidConfig, LeaseLost, NotAcquired, Unavailable, Unsupported
+from holdfast.lease import ENDED, TRYING, BaseLease, Hold
+from holdfast.names import MAX_NAME_BYTES
 from holdfast.protocol import mutex
 from holdfast.protocol.cohort import Gate
-from holdfast.protocol.effects import STOPPED, Effects, Step, StepFailed, attach, call, clock, new_token, wait
-from holdfast.protocol.lock import Driver
+from holdfast.protocol.effects import STOPPED, Effects, Step, StepFailed, attach, call, caller, clock, new_token, wait
+from holdfast.protocol.lock import BaseLock, Driver
 
 __all__ = ["Offer", "Ticket", "adopt", "hand_over", "read_ticket"]
 
 VERSION: Final = "hf1-"
-MUTEX: Final = "lock"
-LONGEST: Final = 4096
-_FIELDS: Final = 4
+LONGEST: Final = 4 * 33 * MAX_NAME_BYTES // 3  # as many names as one can lock, and the rest
 _SUM_BYTES: Final = 4
+
+# What a ticket can be for: a species, and how much of it, in the words of room.py.
+_OFFERED: Final = re.compile(r"lock|semaphore n[1-9][0-9]{0,6}|rwlock (?:any|all)")
 
 L = TypeVar("L", bound=BaseLease)
 
+_ANEW: Final = "Acquire it, or ask for another ticket"
 _REFUSED: Final = {
-    0: "the ticket's time ran out, or it was adopted and the lock has been given back since",
-    -1: "somebody else has it now: the ticket was adopted already, or its time ran out",
+    0: f"the ticket's time ran out, or it was adopted and the lock has been given back since. {_ANEW}",
+    -1: f"somebody else has it now: the ticket was adopted already, or its time ran out. {_ANEW}",
     -2: "this attempt was given up before its request arrived",
+    -3: f"the ticket was adopted already, or its time ran out. {_ANEW}",
 }
 
 
@@ -61,18 +73,29 @@ class Ticket(str):
 class Offer(NamedTuple):
     """What a ticket says."""
 
-    keys: Keys
+    species: str
+    wanted: str
+    names: tuple[str, ...]
     token: str
 
     def __repr__(self) -> str:
-        return f"<offer of {self.keys.name!r}>"  # the rest is the token
+        return f"<offer of {_in_words(self)}>"  # the rest is the token
+
+
+def _in_words(what: Offer | Hold) -> str:
+    names = ", ".join(f"{name!r:.80}" for name in what.names)
+    if what.species == "semaphore":
+        return f"a permit of the semaphore {names}"
+    if what.species == "rwlock":
+        return f"the {'writing' if what.wanted == 'all' else 'reading'} side of {names}"
+    return f"the lock {names}" if len(what.names) == 1 else f"a lock on {names}"
 
 
 def write_ticket(hold: Hold) -> Ticket:
-    keys = hold.keys
-    namespace = keys.main.removesuffix(keys.name)
+    main = hold.mains[0]
+    namespace = main.removesuffix(hold.names[0])
     # No name or token contains a line break.
-    said = "\n".join((MUTEX, hold.token, namespace, keys.name)).encode()
+    said = "\n".join((f"{hold.species} {hold.wanted}".strip(), hold.token, namespace, *hold.names)).encode()
     packed = urlsafe_b64encode(crc32(said).to_bytes(_SUM_BYTES, "big") + said)
     return Ticket(VERSION + packed.decode().rstrip("="))
 
@@ -84,29 +107,34 @@ def read_ticket(ticket: str, namespace: str) -> Offer:
     packed = ticket[len(VERSION) :]
     try:
         data = urlsafe_b64decode(packed + "=" * (-len(packed) % 4))
-        fields = data[_SUM_BYTES:].decode().split("\n")
-    except ValueError:  # not ASCII, not base64, not UTF-8
-        fields = []
-    if len(fields) != _FIELDS or crc32(data[_SUM_BYTES:]).to_bytes(_SUM_BYTES, "big") != data[:_SUM_BYTES]:
+        offered, token, theirs, *names = data[_SUM_BYTES:].decode().split("\n")
+    except ValueError:  # not ASCII, not base64, not UTF-8; or too few lines
+        names = []
+    if not names or crc32(data[_SUM_BYTES:]).to_bytes(_SUM_BYTES, "big") != data[:_SUM_BYTES]:
         raise InvalidConfig("a ticket", "it has come to harm on its way: give what hand_over() has returned, as it was")
-    kind, token, theirs, name = fields
-    if kind != MUTEX:
-        raise Unsupported(f"a ticket for a {kind:.20}", "a newer version of Holdfast may know what that is")
+    species, _, wanted = offered.partition(" ")
+    if not _OFFERED.fullmatch(offered) or (wanted and len(names) > 1):
+        raise Unsupported(f"a ticket for a {offered:.20}", "a newer version of Holdfast may know what that is")
+    offer = Offer(species, wanted, tuple(names), token)
     if theirs != namespace:
         raise InvalidConfig(
-            f"a ticket for {name!r:.80} in the namespace {theirs!r:.80}",
+            f"a ticket for {_in_words(offer)} in the namespace {theirs!r:.80}",
             f"this client's namespace is {namespace!r:.80}: connect with the other one",
         )
-    return Offer(keys_of(name, namespace), token)
+    return offer
 
 
 def hand_over_step(hold: Hold) -> Step:
     keys, terms = hold.keys, hold.terms
     stands_ms = max(terms.ttl_ms, mutex.TOMBSTONE_MS) if hold.doubtful else 0
+    if hold.kind is not None:
+        return hold.kind.hand_over_step(hold, stands_ms)
     return Step("hand_over", (keys.main, keys.tombstone(hold.token)), (hold.token, str(terms.ttl_ms), str(stands_ms)))
 
 
 def adopt_step(hold: Hold, giver: str) -> Step:
+    if hold.kind is not None:
+        return hold.kind.adopt_step(hold, giver)
     keys, token = hold.keys, hold.token
     ttl, retention, _, _ = hold.terms.said
     return Step("adopt", (*keys.shared[:2], keys.tombstone(token)), (token, ttl, retention, giver))
@@ -116,10 +144,10 @@ def hand_over(lease: BaseLease) -> Effects[Ticket]:
     """End this lease, and say how somebody else can go on with the hold."""
     hold = lease._hold
     driver: Driver = lease._driver
+    if hold.species == "recipe":
+        raise Unsupported(f"hand_over of {hold.name!r}", "a lock of history has no such step. Use client.lock for that")
     if not hold.mine:
         raise LeaseLost(hold.name, hold.fence, hold.reason)
-    if type(hold) is not Hold:
-        raise Unsupported(f"hand_over of {hold.name!r}", "only the lease of a lock on one name can be handed over")
     asked_at = yield from mutex.insist(hold, hand_over_step(hold))
     hold.prolong(hold.terms.ttl, asked_at)
     hold.claimed = True
@@ -128,7 +156,7 @@ def hand_over(lease: BaseLease) -> Effects[Ticket]:
         ticket = write_ticket(hold)
         ours = driver.book.leave(hold)
         if not ours:  # somebody has released it meanwhile
-            raise NotHeld(hold.name)
+            raise hold.unheld(hold.name)
         hold.phase = ENDED
         driver.cohorts.leave(hold)
         for bell in list(hold.bells):
@@ -141,19 +169,27 @@ def hand_over(lease: BaseLease) -> Effects[Ticket]:
         raise
 
 
-def adopt(driver: Driver, offer: Offer, terms: Terms, lease_class: type[L]) -> Effects[L]:
-    """Go on with what another has handed over. NotAcquired if it is not there any more."""
+def adopt(lock: BaseLock[L], offer: Offer) -> Effects[L]:
+    """Go on with what another has handed over, as a lease of this lock. NotAcquired if it is not there any more."""
+    driver: Driver = lock._driver
     if driver.book.closed:
         raise Unavailable({driver.address: "this client was closed"}, "Connect again, or close it later")
-    gate = Gate()
+    me = yield from caller()
+    if lock._life != driver.life:
+        lock._begin_life()
+    hold = lock._new_hold()
+    _refuse_another(hold, offer)
+    hold.wanted = offer.wanted
+    hold.terms = terms = replace(hold.terms, cohort=0)
+    hold.seat = hold.gate = gate = Gate()
     gate.cohorts = driver.cohorts
-    hold = Hold(offer.keys, terms, gate)
     hold.token = yield from new_token(terms.label)
     try:
         driver.cohorts.sit_down(hold)  # on a seat of its own
         yield from _swap(hold, offer.token)
         driver.admit(hold)
-        lease = lease_class(driver, hold)
+        lease = lock._lease_class(driver, hold)
+        lock._note(lease, me)
         if terms.on_lost == "cancel":
             yield from attach(hold)
         return lease
@@ -165,6 +201,16 @@ def adopt(driver: Driver, offer: Offer, terms: Terms, lease_class: type[L]) -> E
         raise
 
 
+def _refuse_another(hold: Hold, offer: Offer) -> None:
+    """Of how many permits it was one does not matter: that is for those to say who ask for one."""
+    same = hold.species == offer.species and (hold.wanted == offer.wanted or hold.species == "semaphore")
+    if not same or sorted(hold.names) != sorted(offer.names):
+        raise InvalidConfig(
+            f"a ticket for {_in_words(offer)}",
+            f"this is {_in_words(hold)}. Adopt it where it belongs, or by client.adopt, which takes every ticket",
+        )
+
+
 def _swap(hold: Hold, giver: str) -> Effects[None]:
     """Put our token where the giver's is."""
     asked_at = yield from clock()
@@ -173,7 +219,7 @@ def _swap(hold: Hold, giver: str) -> Effects[None]:
     while True:
         doubtful, hold.doubtful = hold.doubtful, True  # from here until the reply
         try:
-            found = int((yield from call(adopt_step(hold, giver), hold.terms.call_timeout)))
+            reply = yield from call(adopt_step(hold, giver), hold.terms.call_timeout)
         except StepFailed as failed:
             hold.doubtful = doubtful or failed.sent
             attempt += 1
@@ -185,9 +231,11 @@ def _swap(hold: Hold, giver: str) -> Effects[None]:
             asked_at = now
             continue
         hold.doubtful = doubtful
-        if found <= 0:
-            raise NotAcquired(hold.name, _REFUSED.get(found, _REFUSED[0]))
-        hold.grant(found, asked_at)
+        if isinstance(reply, list):  # with its place, or the fence of each name
+            _, reply, hold.slot = reply
+        if int(reply) <= 0:
+            raise NotAcquired(hold.name, _REFUSED.get(int(reply), _REFUSED[0]))
+        hold.grant(int(reply), asked_at)
         now = yield from clock()
         if now < hold.deadline:
             return

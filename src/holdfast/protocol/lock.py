@@ -140,6 +140,10 @@ class BaseLock(Generic[L]):
                 yield from self._withdraw(hold)
                 raise
 
+    def _note(self, lease: L, me: Hashable) -> None:
+        """This lease has come from elsewhere, for that caller: it is this object's from now on."""
+        self._lease = lease
+
     def _withdraw(self, hold: Hold) -> Effects[None]:
         """No lease came of it, or none that anybody will have: leave nothing behind, neither here nor on the server."""
         cohorts: Cohorts = self._driver.cohorts

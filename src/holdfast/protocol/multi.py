@@ -71,6 +71,13 @@ class _Several:
     def renew_step(self, hold: MultiHold, ttl_ms: int, watch: bool) -> Step:
         return Step("multi_renew", hold.mains, (hold.token, str(ttl_ms)), watch)
 
+    def hand_over_step(self, hold: MultiHold, stands_ms: int) -> Step:
+        return Step("multi_hand_over", _groups(hold), (hold.token, str(hold.terms.ttl_ms), str(stands_ms)))
+
+    def adopt_step(self, hold: MultiHold, giver: str) -> Step:
+        ttl, retention, _, _ = hold.terms.said
+        return Step("multi_adopt", _groups(hold), (hold.token, ttl, retention, giver))
+
 
 # A waiter need not know at which name it waits, so it cannot have that one watched; it asks every half second anyway.
 _SOUGHT: Final = _Several(watches=False)

@@ -22,9 +22,13 @@ from holdfast.protocol.effects import Step
 __all__ = ["InOrder", "is_divisible"]
 
 ACQUIRE: Final = "multi_acquire"
+ADOPT: Final = "multi_adopt"
 RENEW: Final = "multi_renew"
 _CHANNEL: Final = 4  # among the arguments of an acquire; empty if it does not queue
-_WIDTH: Final = {ACQUIRE: 5, "multi_release": 5, "multi_abandon": 5, RENEW: 1}  # how many keys a name has
+_WIDTH: Final = {  # how many keys a name has
+    **dict.fromkeys((ACQUIRE, ADOPT, "multi_hand_over", "multi_release", "multi_abandon"), 5),
+    RENEW: 1,
+}
 
 
 def is_divisible(step: Step) -> bool:
@@ -48,7 +52,7 @@ class InOrder:
         """This was the reply to that step."""
         if self._cleaning:
             self._cleaning.pop(0)
-        elif self._script == ACQUIRE and isinstance(reply, list):
+        elif self._is_refusal(reply):
             self.reply = reply
             self._cleaning = self._roll_back(len(self._replies))
         else:
@@ -59,18 +63,26 @@ class InOrder:
             self.reply = self._sum()
         self.step = self._cleaning[0] if self._cleaning else None
 
+    def _is_refusal(self, reply: Any) -> bool:
+        if self._script == ADOPT:
+            return int(reply) <= 0
+        return self._script == ACQUIRE and isinstance(reply, list)
+
     def _roll_back(self, refused: int) -> list[Step]:
-        """Give back what was taken before, and a turn further on, where it may have waited until now."""
+        """Give back what was taken before, and a turn further on, where it may have waited until now.
+
+        What a giver has left further on is not touched: somebody else may be adopting it, who was first.
+        """
         taken, further = self._parts[:refused], self._parts[refused + 1 :]
         steps = [Step("multi_release", part.keys, part.args[:1]) for part in taken]
-        if self._whole.args[_CHANNEL]:
+        if self._script == ACQUIRE and self._whole.args[_CHANNEL]:
             steps += [Step("multi_abandon", part.keys, (part.args[0], "0")) for part in further]
         return steps
 
     def _sum(self) -> Any:
         if len(self._replies) == 1:
             return self._replies[0]
-        if self._script == ACQUIRE:
+        if self._script in (ACQUIRE, ADOPT):
             fences = {
                 key: int(reply) for part, reply in zip(self._parts, self._replies, strict=True) for key in _mains(part)
             }

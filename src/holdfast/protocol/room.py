@@ -30,6 +30,7 @@ from holdfast.lease import ENDED, HELD, BaseLease, Hold, Terms, Word
 from holdfast.names import Keys
 from holdfast.protocol.cohort import Gate
 from holdfast.protocol.effects import STOPPED, Effects, Step, StepFailed, call, caller
+from holdfast.protocol.handover import adopt, read_ticket
 from holdfast.protocol.lock import BaseLock, release_lease
 
 __all__ = ["ALL", "ANY", "BaseRoom", "RoomHold", "room_keys"]
@@ -70,6 +71,15 @@ class _Room:
 
     def renew_step(self, hold: RoomHold, ttl_ms: int, watch: bool) -> Step:
         return Step("room_renew", hold.room, (hold.token, str(ttl_ms)))
+
+    def hand_over_step(self, hold: RoomHold, stands_ms: int) -> Step:
+        keys = (*hold.room, hold.keys.tombstone(hold.token))
+        return Step("room_hand_over", keys, (hold.token, str(hold.terms.ttl_ms), str(stands_ms)))
+
+    def adopt_step(self, hold: RoomHold, giver: str) -> Step:
+        ttl, retention, _, _ = hold.terms.said
+        keys = (*hold.room, hold.keys.tombstone(hold.token))
+        return Step("room_adopt", keys, (hold.token, ttl, retention, giver, hold.wanted))
 
 
 _ROOM: Final = _Room()
@@ -161,8 +171,14 @@ class BaseRoom(BaseLock[L]):
         self._leases[hold] = lease
         self._lease = None
         if len(self._leases) >= self._tidy_at:
-            self._leases = {hold: lease for hold, lease in self._leases.items() if hold.phase is not ENDED}
+            for known in list(self._leases):  # one by one, for other threads add theirs meanwhile
+                if known.phase is ENDED:
+                    self._leases.pop(known, None)
             self._tidy_at = 2 * len(self._leases) + 8
+
+    def _adopt(self, ticket: str) -> Effects[L]:
+        """Go on with what was handed over, on the terms of this object; InvalidConfig if it is a ticket for another."""
+        return adopt(self, read_ticket(ticket, self._keys.main.removesuffix(self.name)))
 
     def _release(self) -> Effects[None]:
         """Give back the caller's latest, or, if it has none, the oldest of all."""

@@ -50,6 +50,8 @@ FORKED: Final = "it was acquired in another process or event loop, and stayed th
 class Turn(Hold):
     """One acquisition by a lock of history. It is in nobody's book: nothing is renewed, and nothing is cleaned up."""
 
+    species = "recipe"
+
     def __init__(self, keys: Keys, terms: Terms, gate: Gate, driver: Any, scheme: Scheme) -> None:
         super().__init__(keys, terms, gate)
         self.scheme = scheme

@@ -1,0 +1,33 @@
+-- Make a place in a room ready to be adopted: it lasts one whole ttl from now, and no late request can bring it back after
+-- that.
+--
+-- KEYS 1 those inside   2 the last fence   3 the queue   4 its waiters   5 the places
+--      6 the tombstone of this token
+-- ARGV 1 token   2 ttl in ms
+--      3 how long the tombstone stands, in ms (0: none is needed, every request was answered)
+--
+-- Returns 1 it is there, 0 it is not inside, or its lease had ended.
+--
+-- One step, because only the holder may make its lease longer, and it can end between a look and a write.
+
+-- include fence.lua
+-- include queue.lua
+-- include room.lua
+
+read_time()
+local found = purge()
+local ends = redis.call('ZSCORE', KEYS[1], ARGV[1])
+if ends then
+  if ARGV[3] ~= '0' then
+    redis.call('SET', KEYS[6], '', 'PX', ARGV[3])
+  end
+  if tonumber(ends) < now + ARGV[2] * 1000 then
+    redis.call('ZADD', KEYS[1], string.format('%.0f', now + ARGV[2] * 1000), ARGV[1])
+    keep_all(tonumber(ARGV[2]))
+  end
+end
+if found then
+  let_in()
+  close_if_empty()
+end
+return ends and 1 or 0
