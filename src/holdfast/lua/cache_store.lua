@@ -8,7 +8,8 @@
 --      6 what it cost to compute, in us
 --      7 how long the tombstone stands, in ms (0: none is needed, every request was answered)
 --
--- Returns 1 stored, 0 not: the claim was no longer ours (it had ended, or the key was invalidated), or memory is full.
+-- Returns 1 stored, -1 it would have been, but memory is full; 0 not: the claim was no longer ours (it had ended, or the
+--         key was invalidated).
 --
 -- One step, because a claim that ends between a look at it and the store would let an old value replace a newer one; and
 -- because whoever finds the claim given up must find the value, too.
@@ -38,4 +39,4 @@ elseif ARGV[2] == 'failure' then
 end
 redis.call('DEL', KEYS[2])
 ring_all()
-return (type(kept) == 'table' and kept.err) and 0 or 1
+return (type(kept) == 'table' and kept.err) and -1 or 1

@@ -2,33 +2,56 @@
 
 Invariant. Whoever is given an answer sat down before the request was sent that brought it. So nobody gets a value that
 was read, or stored, before they asked for it, and after an invalidation nothing older than that. Those who came later
-go on in the next flight, together, with one of them in the pilot's seat.
+go on in the next flight, together, with one of them in the pilot's seat. Of a failure only those are told who had come
+when it happened. And if the server does not answer, it is tried for all of them, not by one after the other.
+
+Who leaves gives the seat back, however long the flight goes on for the others: it is as large as those who wait.
 
 A flight saves requests and nothing depends on it: what is computed, and by whom, is for the server to say. Should two
 flights of one name be in the air, or a pilot be lost on the way (Ctrl-C strikes anywhere), it costs a request or
 half a second.
 
-Atomic: single dict and list operations, so any thread may call. ``setdefault`` decides who is the pilot.
+Atomic: single dict operations and counters, so any thread may call. ``setdefault`` decides who is the pilot.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import Any, Final
+from itertools import count
+from typing import Any, Final, NamedTuple
 
+from holdfast.errors import HoldfastError
 from holdfast.protocol.effects import Bell
 
-__all__ = ["Desk", "Flight", "Seat", "fly_alone"]
+__all__ = ["Desk", "Flight", "Outage", "Seat", "fly_alone"]
+
+_EVER: Final = float("inf")
+
+
+class Outage(NamedTuple):
+    """As an answer: the server could not be asked."""
+
+    error: HoldfastError
 
 
 class Flight:
-    __slots__ = ("key", "over", "pilot", "seats")
+    __slots__ = ("_numbers", "key", "over", "pilot", "seats")
 
     def __init__(self, key: str) -> None:
         self.key = key
-        self.seats: list[Seat] = []  # only ever longer
+        self.seats: dict[Seat, None] = {}
         self.pilot: dict[None, Seat] = {}  # who asks for all: whoever got this seat first
         self.over = False
+        self._numbers = count()
+
+    def take(self, seat: Seat) -> None:
+        seat.flight = self
+        seat.number = self.number()
+        self.seats[seat] = None
+
+    def number(self) -> int:
+        """Whoever has sat down by now has a lower one, and whoever does so later a higher."""
+        return next(self._numbers)
 
 
 _NOWHERE: Final = Flight("")  # where one sits who has not joined any
@@ -38,10 +61,12 @@ _NOWHERE.over = True
 class Seat:
     """One caller."""
 
-    __slots__ = ("answer", "bell", "flight", "left", "who")
+    __slots__ = ("answer", "bell", "came", "flight", "left", "number", "who")
 
-    def __init__(self, who: Hashable) -> None:
+    def __init__(self, who: Hashable, came: float) -> None:
         self.who = who  # the thread or the task
+        self.came = came
+        self.number = 0
         self.bell: Bell | None = None  # whoever asks for the others needs none
         self.answer: Any = None
         self.left = False
@@ -61,8 +86,8 @@ class Desk:
         if self._life != self.driver.life:
             self.flights, self._life = {}, self.driver.life
         while True:
-            flight = seat.flight = self.flights.setdefault(key, Flight(key))
-            flight.seats.append(seat)
+            flight = self.flights.setdefault(key, Flight(key))
+            flight.take(seat)
             flight.pilot.setdefault(None, seat)
             if not flight.over:
                 return
@@ -73,23 +98,26 @@ class Desk:
         if self.flights.get(flight.key) is flight:
             self.flights.pop(flight.key, None)
 
-    def land(self, flight: Flight, answer: Any = None, served: int = 0) -> None:
-        """It is over: the first so many have their answer, and the others fly on."""
+    def land(self, flight: Flight, answer: Any = None, served: int = 0, came_by: float = _EVER) -> None:
+        """It is over: those with a lower number who had come by then have their answer, and the others fly on."""
         flight.over = True
         self.close(flight)
-        seats = list(flight.seats)
-        for seat in seats[:served]:
-            seat.answer = answer
+        given: list[Seat] = []
+        late: list[Seat] = []
         pilot = flight.pilot.get(None)
-        late = [seat for seat in seats[served:] if seat is not pilot and not seat.left and seat.answer is None]
+        for seat in list(flight.seats):
+            if seat.number < served and seat.came <= came_by:
+                seat.answer = answer
+                given.append(seat)
+            elif seat is not pilot and not seat.left and seat.answer is None:
+                late.append(seat)
         if late:
             heir = Flight(flight.key)
-            heir.seats = late
             for seat in late:
-                seat.flight = heir
+                heir.take(seat)
             self.flights.setdefault(flight.key, heir)
             wake(heir)
-        for seat in seats[:served]:
+        for seat in given:
             if seat.bell is not None:
                 seat.bell.ring()
 
@@ -97,6 +125,7 @@ class Desk:
         """It has its answer, or wants none any more."""
         seat.left = True
         flight = seat.flight
+        flight.seats.pop(seat, None)
         pilot = flight.pilot.get(None)
         if pilot is seat:
             if not flight.over:
@@ -107,17 +136,16 @@ class Desk:
 
 def wake(flight: Flight) -> None:
     """One of them is to take the pilot's seat."""
-    for seat in flight.seats:
+    for seat in list(flight.seats):
         if not seat.left:
             if seat.bell is not None:  # else it has just come, and will look before it sleeps
                 seat.bell.ring()
             return
 
 
-def fly_alone(key: str, who: Hashable) -> Seat:
+def fly_alone(key: str, who: Hashable, came: float) -> Seat:
     """A seat in a flight that nobody else can join."""
-    seat = Seat(who)
-    seat.flight = Flight(key)
-    seat.flight.seats.append(seat)
+    seat = Seat(who, came)
+    Flight(key).take(seat)
     seat.flight.pilot[None] = seat
     return seat

@@ -5,7 +5,10 @@ So at most one computation counts at a time, a computer that fell silent and was
 successor stored, and neither can one whose key was invalidated meanwhile: it began before that.
 
 Atomic: each cache_*.lua step. A look finds the value, or claims the right to compute it, or enters its process among
-those who are told; there is no moment between a miss and a claim. It is idempotent by token, like an acquire.
+those who are told; there is no moment between a miss and a claim. It is idempotent by token, like an acquire. But a
+token claims once: if the reply to a look did not come, and a later one claims, that one also bars the way for the
+first, which may still be on its way. Arriving after an invalidation it would bring the claim back to life, and the
+computation that was begun before could be stored.
 
 The claim is a key with a token and a short ttl, as a lock is, and so the keeper renews it while its holder computes,
 and cleans up after a holder who has left. It is no lock: nobody queues for it, because nobody wants it for its own
@@ -28,12 +31,14 @@ one bell will do.
 from __future__ import annotations
 
 import math
+from copy import copy
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from zlib import crc32
 
-from holdfast.errors import ComputeTimeout, InvalidConfig, NotAcquired
-from holdfast.lease import ENDED, TRYING, Hold
+from holdfast.errors import ComputeTimeout, HoldfastError, InvalidConfig
+from holdfast.lease import ENDED, TRYING, Hold, Terms
 from holdfast.protocol import mutex
+from holdfast.protocol.asking import insist
 from holdfast.protocol.cohort import Gate
 from holdfast.protocol.effects import (
     STOPPED,
@@ -49,7 +54,7 @@ from holdfast.protocol.effects import (
     wait,
 )
 from holdfast.protocol.entries import Entry, Failure, Policy
-from holdfast.protocol.flights import Desk, Seat, fly_alone
+from holdfast.protocol.flights import Desk, Outage, Seat, fly_alone
 from holdfast.protocol.turns import Turn
 
 if TYPE_CHECKING:
@@ -80,7 +85,7 @@ def ask(desk: Desk, entry: Entry, policy: Policy) -> Effects[Turn]:
     """Look for the value, alone or together with others of this process; wait for it if somebody is computing it."""
     now = yield from clock()
     patience = Patience(now, _NEVER if policy.terms.wait is None else now + policy.terms.wait)
-    seat = Seat((yield from caller()))
+    seat = Seat((yield from caller()), now)
     turn: Turn | None = None
     try:
         desk.join(entry.shared[0], seat)
@@ -100,11 +105,14 @@ def ask(desk: Desk, entry: Entry, policy: Policy) -> Effects[Turn]:
                 )
             elif now >= patience.until:  # its patience is over, and it has one look of its own
                 desk.leave(seat)
-                seat = fly_alone(entry.shared[0], seat.who)
+                seat = fly_alone(entry.shared[0], seat.who, seat.came)
             elif seat.bell is None:
                 seat.bell = desk.driver.board.new_bell()  # and see once more: it may have been just before
             else:
                 now = yield from wait(seat.bell, min(patience.until, now + mutex.REFRESH))
+        if isinstance(seat.answer, Outage):
+            error = seat.answer.error
+            raise copy(error) from error.__cause__  # each has its own, for a traceback belongs to one thread
         return Turn(desk, entry, policy, seat.answer)
     finally:
         if turn is None or turn._seat is None:
@@ -115,7 +123,7 @@ class Search:
     """A look at the server, repeated until something comes of it."""
 
     def __init__(self, entry: Entry, policy: Policy, hold: Hold, patience: Patience) -> None:
-        self.hold = hold
+        self.hold = hold  # under whose token it looks
         self.started, self.until = patience
         self.asked_at = 0.0
         self.attempt = 0
@@ -123,35 +131,36 @@ class Search:
         self.since_us = 0  # since when it waits for somebody's computation, by the server's clock
         self.channel = ""
         self.deaf = False  # we could not listen just now
+        self.outage: HoldfastError | None = None  # why the server could not be asked, by us or anybody
         self._entry = entry
         self._early = f"{earliness(policy.early, hold.token):.6f}" if policy.early else "0"
 
-    def step(self) -> Step:
+    def step(self, *, doubtful: bool) -> Step:
+        """``doubtful``: an earlier look with this token was not answered."""
         hold = self.hold
-        args = (hold.token, str(hold.terms.ttl_ms), self._early, self.channel, str(self.since_us))
+        stands_ms = mutex.TOMBSTONE_MS if doubtful else 0
+        args = (hold.token, str(hold.terms.ttl_ms), self._early, self.channel, str(self.since_us), str(stands_ms))
         return Step("cache_look", (*self._entry.shared, hold.keys.tombstone(hold.token)), args)
 
     def timeout(self) -> float:
-        left = self.until - self.asked_at
+        """Of one look: no longer than the caller's patience. Who has none from the start still wants an answer."""
         longest = self.hold.terms.call_timeout
-        return max(mutex.SHORTEST_CALL, min(longest, left)) if left > 0 else longest
+        left = self.until - self.asked_at if self.until > self.started else longest
+        return max(mutex.SHORTEST_CALL, min(longest, left))
 
 
 def _look(desk: Desk, entry: Entry, policy: Policy, seat: Seat, patience: Patience) -> Effects[Turn]:
     """Ask the server, until there is something for this flight."""
     driver = desk.driver
     board = driver.board
-    gate = Gate()
-    gate.cohorts = driver.cohorts
-    hold = Hold(entry.claim, policy.terms, gate)
-    hold.token = yield from new_token(policy.terms.label)
-    search = Search(entry, policy, hold, patience)
+    search = Search(entry, policy, (yield from _new_hold(driver, entry, policy)), patience)
+    flight, served = seat.flight, 0
     try:
         while True:
+            hold = search.hold
             search.channel = board.enlist(hold) or (mutex.MUTE if search.deaf else "")
             search.asked_at = yield from clock()
-            flight = seat.flight
-            served = len(flight.seats)
+            served = flight.number()
             reply = yield from _send(search)
             now = yield from clock()
             state = UNANSWERED if reply is None else reply[0]
@@ -166,23 +175,35 @@ def _look(desk: Desk, entry: Entry, policy: Policy, seat: Seat, patience: Patien
                 hold.phase, hold.doubtful = TRYING, True  # the reply came too late to count on it: ask again
             elif state in (FOUND, FAILED):
                 found = reply[1] if state == FOUND else Failure.read(reply[1])
-                desk.land(flight, found, served)
+                came_by = _NEVER if state == FOUND or reply[2] < 0 else search.asked_at - reply[2] / 1e6
+                desk.land(flight, found, served, came_by)
                 if hold.doubtful:  # an earlier request may still be on its way, and claim what nobody will compute
                     hold.phase = ENDED
                     yield from entrust(hold)
                 return Turn(desk, entry, policy, found)
             elif state == COMPUTED:
                 yield from _wait(search, board, reply[1], reply[2], now)
-            elif state == GIVEN_UP:
-                raise NotAcquired(entry.name, "this attempt was given up before its request arrived")
+            elif state == GIVEN_UP:  # this token has had its claim, which we never heard of: try with another
+                board.dismiss(hold)
+                search.hold = yield from _new_hold(driver, entry, policy)
             search.attempt += 1
     except STOPPED:
-        if not mutex.is_settled(hold):
-            driver.book.leave(hold)
-            yield from mutex.settle(hold)
+        if search.outage is not None:
+            desk.land(flight, Outage(search.outage), served)
+        if not mutex.is_settled(search.hold):
+            driver.book.leave(search.hold)
+            yield from mutex.settle(search.hold)
         raise
     finally:
-        board.dismiss(hold)
+        board.dismiss(search.hold)
+
+
+def _new_hold(driver: Any, entry: Entry, policy: Policy) -> Effects[Hold]:
+    gate = Gate()
+    gate.cohorts = driver.cohorts
+    hold = Hold(entry.claim, policy.terms, gate)
+    hold.token = yield from new_token(policy.terms.label)
+    return hold
 
 
 def _send(search: Search) -> Effects[Any]:
@@ -190,15 +211,18 @@ def _send(search: Search) -> Effects[Any]:
     hold = search.hold
     doubtful, hold.doubtful = hold.doubtful, True  # from here until the reply
     try:
-        reply = yield from call(search.step(), search.timeout())
+        reply = yield from call(search.step(doubtful=doubtful), search.timeout())
     except StepFailed as failed:
         hold.doubtful = doubtful or failed.sent
         now = yield from clock()
         search.failing_since = search.failing_since or now
-        if not failed.retry or now >= min(search.until, search.failing_since + hold.terms.timeout):
+        if failed.retry and failed.prompt and not search.attempt:
+            return None  # only the connection was lost, most likely while it lay idle: try another, even if it is late
+        if not failed.retry or now >= search.failing_since + hold.terms.timeout:
+            search.outage = failed.error
+        if search.outage is not None or now >= search.until:
             raise failed.error from failed.__cause__
-        if search.attempt or not failed.prompt:
-            yield from wait(None, min(now + mutex.backoff(hold.token, search.attempt), search.until))
+        yield from wait(None, min(now + mutex.backoff(hold.token, search.attempt), search.until))
         return None
     hold.doubtful = doubtful
     search.failing_since = None
@@ -239,21 +263,12 @@ def pause_for(search: Search, left_ms: int) -> float:
     return min(pause, (left_ms + 1) / 1000) if left_ms >= 0 else pause
 
 
-def forget(desk: Desk, entry: Entry, timeout: float) -> Effects[bool]:
+def forget(desk: Desk, entry: Entry, terms: Terms) -> Effects[bool]:
     """Invalidate it, whether or not it was there: whoever asks from now on gets nothing that was begun before."""
-    started = yield from clock()
-    attempt = 0
-    while True:
-        try:
-            found = yield from call(Step("cache_drop", entry.shared, ()), timeout)
-            break
-        except StepFailed as failed:
-            now = yield from clock()
-            if not failed.retry or now >= started + timeout:
-                raise failed.error from failed.__cause__
-            if attempt or not failed.prompt:
-                yield from wait(None, now + mutex.backoff(entry.name, attempt))
-            attempt += 1
+    try:
+        found = yield from insist(Step("cache_drop", entry.shared, ()), terms, dice=entry.name)
+    except StepFailed as failed:
+        raise failed.error from failed.__cause__
     # Whoever comes now need not wait for a computation that counts no more.
     flight = desk.flights.get(entry.shared[0])
     if flight is not None:

@@ -7,17 +7,28 @@ what it has computed even where that can no longer be stored.
 
 from __future__ import annotations
 
-from typing import Any, Final, cast
+from typing import Any, Final, NamedTuple, cast
 
 from holdfast.lease import ENDED, Hold
 from holdfast.protocol import mutex
 from holdfast.protocol.effects import STOPPED, Effects, Step, StepFailed, call, clock, entrust
-from holdfast.protocol.entries import Entry, Failure, Policy, failure_of, pack
+from holdfast.protocol.entries import Entry, Failure, Policy, failure_of, pack, unpack
 from holdfast.protocol.flights import Desk, Seat
 
 __all__ = ["Turn"]
 
 TOLD_FOR_MS: Final = 2000  # how long a failure stays on the server for those who have waited for it
+_UNREADABLE: Final = (
+    "cannot be read by this serializer. If it was written by another, invalidate it, or change its key with the "
+    "serializer"
+)
+
+
+class Packed(NamedTuple):
+    """A value as it is stored, and as it is read back."""
+
+    data: bytes
+    value: Any
 
 
 class Turn:
@@ -43,25 +54,21 @@ class Turn:
         if isinstance(self.found, Failure):
             raise self.found.as_error(self._entry.name)
         assert self.found is not None
-        try:
-            return self._policy.serializer.loads(self.found)
-        except Exception as error:
-            error.add_note(
-                f"What is stored for {self._entry.name!r} cannot be read by this serializer. If it was another's, "
-                "invalidate it, or change its key with the serializer"
-            )
-            raise
+        return unpack(self._entry.name, self.found, self._policy.serializer, _UNREADABLE)
 
-    def pack(self, value: Any) -> bytes:
-        return pack(self._entry.name, value, self._policy.serializer)
+    def pack(self, value: Any) -> Packed:
+        """What was computed, ready to be stored. It is read back before that: what nobody can read is not stored."""
+        name, serializer = self._entry.name, self._policy.serializer
+        data = pack(name, value, serializer)
+        return Packed(data, unpack(name, data, serializer, "was written by this serializer, which cannot read it"))
 
-    def store(self, data: bytes) -> Effects[Any]:
+    def store(self, packed: Packed) -> Effects[Any]:
         """It was computed: the value, as everybody else gets it. If it cannot be stored, it is the caller's alone."""
         policy = self._policy
         cost_us = max(0, round(((yield from clock()) - self._began) * 1e6))
-        self.found = data
+        data = packed.data
         yield from self._finish("value", data, policy.ttl_ms, policy.ttl_ms + policy.stale_ms, cost_us, answer=data)
-        return self.read()
+        return packed.value
 
     def fail(self, error: BaseException) -> Effects[bool]:
         """It could not be computed; whether there is an old value to be served instead.
@@ -91,11 +98,11 @@ class Turn:
             # Values may be bytes, which go over the wire as they are; all that we say ourselves is text.
             args = (hold.token, what, cast("str", said), *map(str, numbers), str(stands_ms))
             step = Step("cache_store", (*self._entry.shared, hold.keys.tombstone(hold.token)), args)
-            served = len(seat.flight.seats) if seat is not None else 0
+            served = seat.flight.number() if seat is not None else 0
             stored = yield from self._send(step)
             if stored is None:
                 yield from entrust(hold)
-            elif stored or what == "failure":
+            elif stored:  # else it had ended, or was begun before an invalidation of which some here may know
                 told = answer
         except STOPPED:
             yield from entrust(hold)
