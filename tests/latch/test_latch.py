@@ -205,6 +205,34 @@ def test_whoever_waits_keeps_it_in_mind(play: Any) -> None:
     play(scenario)
 
 
+def test_it_is_remembered_as_long_as_any_of_them_has_asked_for(play: Any) -> None:
+    """Or who comes late, and was promised to find it open, would wait for another that never opens."""
+
+    async def scenario(api: Any) -> None:
+        one, two = api.client(), api.client()
+        await one.latch("a", 2, retention=60.0).count_down()
+        assert await two.latch("a", 2, retention=1.0).count_down() == 0
+        for key in ("latch", "queue", "waiters"):
+            assert 50_000 < await api.raw("PTTL", f"a:hf1:{key}:{{a}}") <= 60_000
+        await api.sleep(1.5)
+        assert await one.latch("a", 2).wait(0) is True
+
+    play(scenario)
+
+
+def test_something_else_in_its_place_is_refused(play: Any) -> None:
+    async def scenario(api: Any) -> None:
+        latch = api.client().latch("a", 2)
+        for content in ("", "open", "1", "1 2 3"):
+            await api.raw("SET", "a:hf1:latch:{a}", content)
+            for ask in (latch.count, latch.count_down, latch.wait):
+                with pytest.raises(holdfast.Unsupported, match="latch 'a'"):
+                    await ask()
+            assert await api.raw("GET", "a:hf1:latch:{a}") == content.encode()
+
+    play(scenario)
+
+
 @pytest.mark.parametrize("count", [-1, 1.5, "3", True, None, 10**7], ids=str)
 def test_a_count_is_a_whole_number(play: Any, count: Any) -> None:
     async def scenario(api: Any) -> None:

@@ -12,6 +12,9 @@ local function read_latch(count)
   local latch = redis.call('GET', KEYS[1])
   if latch then
     local left, total = string.match(latch, '^(%d+) (%d+)$')
+    if not total then
+      return nil, {-2, 'foreign value'}
+    end
     if total ~= count then
       return nil, {-1, tonumber(total)}
     end
@@ -27,9 +30,11 @@ local function read_latch(count)
   return count, count, false
 end
 
--- Write it down, for so long from now. On a full server the first write fails, and then nothing was done.
+-- Write it down, for so long from now; or for longer, if somebody else has asked for that. On a full server the first
+-- write fails, and then nothing was done.
 local function write_latch(left, total, ms)
   local latch = left .. ' ' .. total
+  ms = string.format('%.0f', math.max(ms, redis.call('PTTL', KEYS[1])))
   local written = redis.pcall('SET', KEYS[1], latch, 'PX', ms)
   if written.err then
     return written

@@ -13,7 +13,8 @@ Bells are hints: who hears one looks again, and who hears none looks soon. Withi
 for all of them. Should it be lost on the way (Ctrl-C strikes anywhere), another takes its place a little later.
 
 Clocks. How long it is remembered is reckoned by the server, from the last time that it was counted down or waited for.
-Once open it is not touched any more, so from then on that is the time since it has opened.
+Once open it is not touched any more, so from then on that is the time since it has opened. Of those who do not agree on
+how long that should be, the most patient one is heard.
 
 Why no lease? To count down says that something is done, and that stays true when whoever did it is gone. A latch that
 counted those who live would be another thing: a semaphore, say.
