@@ -23,12 +23,13 @@ MAY_IMPORT = {
     "lease": {"errors", "names", "protocol"},  # protocol for the types of annotations only
     "options": {"errors", "lease"},
     "guard": {"errors", "lease", "lua", "names", "options"},
+    "decorated": {"errors", "protocol"},
     "face": {"errors", "lease", "names", "options", "protocol"},
     "protocol": {"errors", "lease", "names"},
     "engines": {"errors", "lua", "protocol", "url"},
     "drivers": {"engines", "errors", "lease", "protocol"},
-    "blocking": {"drivers", "engines", "errors", "face", "lease", "options", "protocol"},
-    "aio": {"drivers", "engines", "errors", "face", "lease", "options", "protocol"},
+    "blocking": {"decorated", "drivers", "engines", "errors", "face", "lease", "options", "protocol"},
+    "aio": {"decorated", "drivers", "engines", "errors", "face", "lease", "options", "protocol"},
     "lab": {"engines", "errors", "lease", "lua", "names", "protocol"},  # engines for replays on a real server
     "__main__": {"cli"},
     "cli": {"aio", "blocking", "drivers", "errors", "lab", "options", "url", "__init__"},

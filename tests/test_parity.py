@@ -11,11 +11,11 @@ import holdfast.aio
 import holdfast.blocking
 
 CLASSES = [
-    *("Client", "Election", "Latch", "Lock", "Lease", "Lost", "Permit", "RLease", "RLock", "RWLock", "ReadLock"),
-    *("MultiLock", "Recipe", "RecipeLease", "Semaphore", "Terms", "WriteLease", "WriteLock"),
+    *("Cached", "Client", "Election", "Latch", "Lock", "Lease", "Lost", "Permit", "RLease", "RLock", "RWLock"),
+    *("ReadLock", "MultiLock", "Recipe", "RecipeLease", "Semaphore", "Terms", "WriteLease", "WriteLock"),
 ]
 OTHER_NAME = {"close": "aclose", "__enter__": "__aenter__", "__exit__": "__aexit__"}
-SAID_DIFFERENTLY = {"on_lost"}  # under asyncio it may also be a word
+SAID_DIFFERENTLY = {"on_lost", "fn"}  # under asyncio they may also be a word, and a coroutine function
 
 
 def members(cls: type) -> dict[str, Any]:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Generator
-from contextlib import AsyncExitStack
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from functools import update_wrapper
 from types import TracebackType
-from typing import Any, Final, Unpack
+from typing import Any, Concatenate, Final, Generic, Literal, Never, ParamSpec, Protocol, TypeVar, Unpack, overload
 
+from holdfast.decorated import BaseCached, CacheOptions, exclusive_wait, finished
 from holdfast.drivers.aio import Driver
 from holdfast.engines.target import aim
 from holdfast.errors import AcquireTimeout, ServerSilent
-from holdfast.face import FENCED, BaseClient, exclusive_wait, fenced_options
+from holdfast.face import FENCED, BaseClient, fenced_options
 from holdfast.lease import BaseLease
 from holdfast.options import Options, client_terms, patience, seconds, whole
 from holdfast.protocol.election import BaseElection, BaseTerms, Leader
@@ -28,6 +28,7 @@ from holdfast.protocol.semaphore import BasePermit, BaseSemaphore
 from holdfast.protocol.stampede import ask, forget
 
 __all__ = [
+    "Cached",
     "Client",
     "Election",
     "Latch",
@@ -50,6 +51,14 @@ __all__ = [
     "connect",
     "lock",
 ]
+
+
+P = ParamSpec("P")
+Q = ParamSpec("Q")
+R = TypeVar("R")
+S = TypeVar("S")
+D = TypeVar("D")
+D_co = TypeVar("D_co", covariant=True)
 
 
 class _Done:
@@ -177,7 +186,7 @@ class Latch(BaseLatch):
 
 
 class Terms(BaseTerms[Lease]):
-    """Terms as leader, one after the other, for ever: a loop has the lease of each."""
+    """Terms as leader, one after the other, until they are closed: a loop has the lease of each."""
 
     __slots__ = ()
     _driver: Driver
@@ -186,11 +195,14 @@ class Terms(BaseTerms[Lease]):
         return self
 
     async def __anext__(self) -> Lease:
-        return await self._driver.run(self._begin())
+        lease = await self._driver.run(self._begin())
+        if lease is None:
+            raise StopAsyncIteration
+        return lease
 
     async def aclose(self) -> None:
-        """Step down, if it leads."""
-        await self._driver.run(self._end())
+        """Step down, if it leads, from whichever task; the loop ends when it comes round."""
+        await self._driver.run(self._close())
 
     def __del__(self) -> None:
         # The loop was left, and here nothing can be awaited.
@@ -317,6 +329,48 @@ class Recipe(BaseRecipe[Lease], Lock):
     __slots__ = ()
 
 
+class Cached(BaseCached, Generic[P, R]):
+    """A function whose results are cached: what ``@client.cached`` makes of it."""
+
+    async def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        result: R = await self._client._fetch(*self._request(args, kwargs))
+        return result
+
+    async def invalidate(self, *args: Any, **kwargs: Any) -> bool:
+        """Forget the result of that call; whether there was one. What the key does not depend on may be left out."""
+        forgotten: bool = await self._client.invalidate(self.key(*args, **kwargs))
+        return forgotten
+
+    @overload
+    def __get__(self, instance: None, owner: Any = None) -> Cached[P, R]: ...
+
+    @overload
+    def __get__(self: Cached[Concatenate[S, Q], R], instance: S, owner: Any = None) -> Cached[Q, R]: ...
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        return self._bind(instance)
+
+
+class _Caching(Protocol):
+    """What decorates a coroutine function, or a plain one."""
+
+    @overload
+    def __call__(self, function: Callable[P, Awaitable[R]], /) -> Cached[P, R]: ...
+
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> Cached[P, R]: ...
+
+
+class _Excluding(Protocol[D_co]):
+    """The same; D is what is returned where the function was not called."""
+
+    @overload
+    def __call__(self, function: Callable[P, Awaitable[R]], /) -> Callable[P, Coroutine[Any, Any, R | D_co]]: ...
+
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> Callable[P, Coroutine[Any, Any, R | D_co]]: ...
+
+
 class Client(BaseClient):
     """Locks on one server, for the tasks of one event loop at a time."""
 
@@ -351,6 +405,16 @@ class Client(BaseClient):
             return MultiLock(self._driver, several, terms, Lease)
         keys, terms = self._ask(names, (ttl, wait, renew, max_hold, on_lost, label, cohort))
         return Lock(self._driver, keys, terms, Lease)
+
+    @overload
+    async def get_or_compute(
+        self, key: str, fn: Callable[[], Awaitable[R]], ttl: float = 60.0, **options: Unpack[CacheOptions]
+    ) -> R: ...
+
+    @overload
+    async def get_or_compute(
+        self, key: str, fn: Callable[[], R], ttl: float = 60.0, **options: Unpack[CacheOptions]
+    ) -> R: ...
 
     async def get_or_compute(
         self,
@@ -387,7 +451,8 @@ class Client(BaseClient):
             return turn.read()
         try:
             value = fn()
-            data = turn.pack(await value if inspect.isawaitable(value) else value)
+            value = await value if inspect.isawaitable(value) else value
+            data = turn.pack(finished(value, f"get_or_compute({entry.name!r})"))
         except GeneratorExit:  # the loop has been closed around us: nothing can be awaited any more
             raise
         except BaseException as error:
@@ -409,7 +474,7 @@ class Client(BaseClient):
         max_compute: float | None = None,
         wait: float | None = None,
         serializer: Serializer | None = None,
-    ) -> Callable[[Callable[..., Any]], Any]:
+    ) -> _Caching:
         """Decorate a function so that its results are cached: ``@client.cached("user:{user_id}")``.
 
         The key names the arguments on which the result depends. Options are those of ``get_or_compute``. The decorated
@@ -418,22 +483,26 @@ class Client(BaseClient):
         policy = self._policy((ttl, stale, errors, early, compute_ttl, max_compute, wait, serializer))
 
         def decorate(function: Callable[..., Any]) -> Any:
-            template = self._template(key, function, "cached")
-
-            async def call(*args: Any, **kwargs: Any) -> Any:
-                entry = self._entry(template.name(args, kwargs))
-                return await self._fetch(entry, policy, lambda: function(*args, **kwargs))
-
-            async def invalidate(*args: Any, **kwargs: Any) -> bool:
-                return await self.invalidate(template.name_of(args, kwargs))
-
-            return self._dress(call, function, template, invalidate)
+            return Cached(self, function, self._template(key, function, "cached"), policy)
 
         return decorate
 
     async def invalidate(self, key: str) -> bool:
         """Forget the value of that key; whether there was one. Nothing that was begun before is stored after it."""
         return await self._driver.run(forget(self._desk, self._entry(key), self._shared))
+
+    @overload
+    def exclusive(
+        self, name: str, *, busy: Literal["raise", "wait"] = "raise", **options: Unpack[Options]
+    ) -> _Excluding[Never]: ...
+
+    @overload
+    def exclusive(self, name: str, *, busy: Literal["skip"], **options: Unpack[Options]) -> _Excluding[None]: ...
+
+    @overload
+    def exclusive(
+        self, name: str, *, busy: Literal["skip"], default: D, **options: Unpack[Options]
+    ) -> _Excluding[D]: ...
 
     def exclusive(
         self,
@@ -458,7 +527,7 @@ class Client(BaseClient):
             ever, or, if ``wait`` is given, raises AcquireTimeout after that.
         The other options are those of ``lock``.
         """
-        patience = exclusive_wait(wait, busy)
+        patience = exclusive_wait(wait, busy, default)
         self._ask(("x",), (ttl, patience, renew, max_hold, on_lost, label, cohort))
 
         def decorate(function: Callable[..., Any]) -> Any:
@@ -468,16 +537,18 @@ class Client(BaseClient):
                 keys, terms = self._ask(
                     (template.name(args, kwargs),), (ttl, patience, renew, max_hold, on_lost, label, cohort)
                 )
-                lock: Any = Lock(self._driver, keys, terms, Lease)
-                async with AsyncExitStack() as turn:
-                    try:
-                        await turn.enter_async_context(lock)
-                    except AcquireTimeout as refused:
-                        if busy != "skip" or isinstance(refused, ServerSilent):  # who says nothing is not busy
-                            raise
-                        return default
-                    result = function(*args, **kwargs)
-                    return await result if inspect.isawaitable(result) else result
+                lock = Lock(self._driver, keys, terms, Lease)
+                entered = False
+                try:
+                    async with lock:
+                        entered = True
+                        result = function(*args, **kwargs)
+                        return finished(await result if inspect.isawaitable(result) else result, f"exclusive({name!r})")
+                except AcquireTimeout as refused:
+                    # That of another lock, within the function, is not for us; and who says nothing is not busy.
+                    if entered or busy != "skip" or isinstance(refused, ServerSilent):
+                        raise
+                    return default
 
             return update_wrapper(call, function)
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from contextlib import ExitStack
 from functools import update_wrapper
 from types import TracebackType
-from typing import Any, Unpack
+from typing import Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, Unpack, overload
 
+from holdfast.decorated import BaseCached, exclusive_wait, finished
 from holdfast.drivers.blocking import Driver
 from holdfast.engines.target import aim
 from holdfast.errors import AcquireTimeout, ServerSilent
-from holdfast.face import FENCED, BaseClient, exclusive_wait, fenced_options, refuse_coroutine
+from holdfast.face import FENCED, BaseClient, fenced_options
 from holdfast.lease import BaseLease
 from holdfast.options import Options, client_terms, patience, seconds, whole
 from holdfast.protocol.election import BaseElection, BaseTerms, Leader
@@ -28,6 +28,7 @@ from holdfast.protocol.semaphore import BasePermit, BaseSemaphore
 from holdfast.protocol.stampede import ask, forget
 
 __all__ = [
+    "Cached",
     "Client",
     "Election",
     "Latch",
@@ -50,6 +51,13 @@ __all__ = [
     "connect",
     "lock",
 ]
+
+
+P = ParamSpec("P")
+Q = ParamSpec("Q")
+R = TypeVar("R")
+S = TypeVar("S")
+D = TypeVar("D")
 
 
 class Lost(BaseLost):
@@ -165,7 +173,7 @@ class Latch(BaseLatch):
 
 
 class Terms(BaseTerms[Lease]):
-    """Terms as leader, one after the other, for ever: a loop has the lease of each."""
+    """Terms as leader, one after the other, until they are closed: a loop has the lease of each."""
 
     __slots__ = ("_thread",)
     _driver: Driver
@@ -176,11 +184,14 @@ class Terms(BaseTerms[Lease]):
 
     def __next__(self) -> Lease:
         self._thread = threading.get_ident()
-        return self._driver.run(self._begin())
+        lease = self._driver.run(self._begin())
+        if lease is None:
+            raise StopIteration
+        return lease
 
     def close(self) -> None:
-        """Step down, if it leads."""
-        self._driver.run(self._end())
+        """Step down, if it leads, from whichever thread; the loop ends when it comes round."""
+        self._driver.run(self._close())
 
     def __del__(self) -> None:
         # The loop was left. Collected by chance in whatever thread, that one must not be made to wait for a server.
@@ -311,6 +322,28 @@ class Recipe(BaseRecipe[Lease], Lock):
     __slots__ = ()
 
 
+class Cached(BaseCached, Generic[P, R]):
+    """A function whose results are cached: what ``@client.cached`` makes of it."""
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        result: R = self._client._fetch(*self._request(args, kwargs))
+        return result
+
+    def invalidate(self, *args: Any, **kwargs: Any) -> bool:
+        """Forget the result of that call; whether there was one. What the key does not depend on may be left out."""
+        forgotten: bool = self._client.invalidate(self.key(*args, **kwargs))
+        return forgotten
+
+    @overload
+    def __get__(self, instance: None, owner: Any = None) -> Cached[P, R]: ...
+
+    @overload
+    def __get__(self: Cached[Concatenate[S, Q], R], instance: S, owner: Any = None) -> Cached[Q, R]: ...
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        return self._bind(instance)
+
+
 class Client(BaseClient):
     """Locks on one server. Any thread may use it; a forked child may, too, and holds nothing."""
 
@@ -346,7 +379,7 @@ class Client(BaseClient):
     def get_or_compute(
         self,
         key: str,
-        fn: Callable[[], Any],
+        fn: Callable[[], R],
         ttl: float = 60.0,
         *,
         stale: float = 0.0,
@@ -356,7 +389,7 @@ class Client(BaseClient):
         max_compute: float | None = None,
         wait: float | None = None,
         serializer: Serializer | None = None,
-    ) -> Any:
+    ) -> R:
         """The value of that key; if there is none, one caller computes it by ``fn()`` and all the others get it.
 
         ttl: seconds for which it is fresh.
@@ -370,14 +403,15 @@ class Client(BaseClient):
         serializer: what has ``dumps`` and ``loads``. JSON if nothing is given, with bytes as they are.
         """
         policy = self._policy((ttl, stale, errors, early, compute_ttl, max_compute, wait, serializer))
-        return self._fetch(self._entry(key), policy, fn)
+        value: R = self._fetch(self._entry(key), policy, fn)
+        return value
 
     def _fetch(self, entry: Entry, policy: Policy, fn: Callable[[], Any]) -> Any:
         turn = self._driver.run(ask(self._desk, entry, policy))
         if turn.hold is None:
             return turn.read()
         try:
-            data = turn.pack(refuse_coroutine(fn(), f"get_or_compute({entry.name!r})"))
+            data = turn.pack(finished(fn(), f"get_or_compute({entry.name!r})"))
         except BaseException as error:
             if not self._driver.run(turn.fail(error)):
                 raise
@@ -397,7 +431,7 @@ class Client(BaseClient):
         max_compute: float | None = None,
         wait: float | None = None,
         serializer: Serializer | None = None,
-    ) -> Callable[[Callable[..., Any]], Any]:
+    ) -> Callable[[Callable[P, R]], Cached[P, R]]:
         """Decorate a function so that its results are cached: ``@client.cached("user:{user_id}")``.
 
         The key names the arguments on which the result depends. Options are those of ``get_or_compute``. The decorated
@@ -405,23 +439,29 @@ class Client(BaseClient):
         """
         policy = self._policy((ttl, stale, errors, early, compute_ttl, max_compute, wait, serializer))
 
-        def decorate(function: Callable[..., Any]) -> Any:
-            template = self._template(key, function, "cached")
-
-            def call(*args: Any, **kwargs: Any) -> Any:
-                entry = self._entry(template.name(args, kwargs))
-                return self._fetch(entry, policy, lambda: function(*args, **kwargs))
-
-            def invalidate(*args: Any, **kwargs: Any) -> bool:
-                return self.invalidate(template.name_of(args, kwargs))
-
-            return self._dress(call, function, template, invalidate)
+        def decorate(function: Callable[P, R]) -> Cached[P, R]:
+            return Cached(self, function, self._template(key, function, "cached"), policy)
 
         return decorate
 
     def invalidate(self, key: str) -> bool:
         """Forget the value of that key; whether there was one. Nothing that was begun before is stored after it."""
         return self._driver.run(forget(self._desk, self._entry(key), self._shared))
+
+    @overload
+    def exclusive(
+        self, name: str, *, busy: Literal["raise", "wait"] = "raise", **options: Unpack[Options]
+    ) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+
+    @overload
+    def exclusive(
+        self, name: str, *, busy: Literal["skip"], **options: Unpack[Options]
+    ) -> Callable[[Callable[P, R]], Callable[P, R | None]]: ...
+
+    @overload
+    def exclusive(
+        self, name: str, *, busy: Literal["skip"], default: D, **options: Unpack[Options]
+    ) -> Callable[[Callable[P, R]], Callable[P, R | D]]: ...
 
     def exclusive(
         self,
@@ -446,7 +486,7 @@ class Client(BaseClient):
             ever, or, if ``wait`` is given, raises AcquireTimeout after that.
         The other options are those of ``lock``.
         """
-        patience = exclusive_wait(wait, busy)
+        patience = exclusive_wait(wait, busy, default)
         self._ask(("x",), (ttl, patience, renew, max_hold, on_lost, label, cohort))
 
         def decorate(function: Callable[..., Any]) -> Any:
@@ -457,14 +497,16 @@ class Client(BaseClient):
                     (template.name(args, kwargs),), (ttl, patience, renew, max_hold, on_lost, label, cohort)
                 )
                 lock = Lock(self._driver, keys, terms, Lease)
-                with ExitStack() as turn:
-                    try:
-                        turn.enter_context(lock)
-                    except AcquireTimeout as refused:
-                        if busy != "skip" or isinstance(refused, ServerSilent):  # who says nothing is not busy
-                            raise
-                        return default
-                    return refuse_coroutine(function(*args, **kwargs), f"exclusive({name!r})")
+                entered = False
+                try:
+                    with lock:
+                        entered = True
+                        return finished(function(*args, **kwargs), f"exclusive({name!r})")
+                except AcquireTimeout as refused:
+                    # That of another lock, within the function, is not for us; and who says nothing is not busy.
+                    if entered or busy != "skip" or isinstance(refused, ServerSilent):
+                        raise
+                    return default
 
             return update_wrapper(call, function)
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
+import math
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import lru_cache, update_wrapper
+from functools import lru_cache
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
@@ -26,7 +26,7 @@ from holdfast.protocol.room import ANY
 from holdfast.protocol.rwlock import Readers
 from holdfast.protocol.templates import Template, is_coroutine_function
 
-__all__ = ["FENCED", "BaseClient", "exclusive_wait", "fenced_options", "refuse_coroutine"]
+__all__ = ["FENCED", "BaseClient", "fenced_options"]
 
 OPTIONS: Final = ("ttl", "wait", "renew", "max_hold", "on_lost", "label", "cohort")
 CACHE_OPTIONS: Final = ("ttl", "stale", "errors", "early", "compute_ttl", "max_compute", "wait", "serializer")
@@ -35,7 +35,6 @@ _warned: Final[set[str]] = set()  # of which recipes, once per process
 
 log = logging.getLogger("holdfast")
 _JSON: Final = Json()
-_BUSY: Final = ("raise", "skip", "wait")
 
 
 def fenced_options(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -69,7 +68,7 @@ def policy_of(
         )
     terms = Terms(
         ttl=seconds("compute_ttl", compute_ttl, least=0.05),
-        wait=None if wait is None else seconds("wait", wait),
+        wait=None if wait is None or wait == math.inf else seconds("wait", wait),
         renew=True,
         max_hold=None if max_compute is None else seconds("max_compute", max_compute, least=0.05),
         on_lost=None,
@@ -86,21 +85,6 @@ def policy_of(
         terms=terms,
         serializer=serializer,
     )
-
-
-def exclusive_wait(wait: float | None, busy: str) -> float | None:
-    """How long to wait for one's turn: with busy="wait" for ever, unless it was said how long."""
-    if busy not in _BUSY:
-        raise InvalidConfig(f"busy={busy!r:.60}", f"give one of {', '.join(map(repr, _BUSY))}")
-    return None if busy == "wait" and not wait else wait
-
-
-def refuse_coroutine(result: Any, said: str) -> Any:
-    """What a function has returned; but not if its work is still to be done."""
-    if inspect.iscoroutine(result):
-        result.close()
-        raise InvalidConfig(said, "the function returned a coroutine, which nobody awaits here: use holdfast.aio")
-    return result
 
 
 class BaseClient:
@@ -171,13 +155,6 @@ class BaseClient:
         if not self._awaits and is_coroutine_function(function):
             raise InvalidConfig(f"{use}({pattern!r:.80})", "the function is a coroutine function: use holdfast.aio")
         return template
-
-    def _dress(self, call: Any, function: Callable[..., Any], template: Template, invalidate: Any) -> Any:
-        """Make it look like the function, with ways to the value's name and to its end."""
-        update_wrapper(call, function)
-        call.key = lambda *args, **kwargs: template.name_of(args, kwargs)
-        call.invalidate = update_wrapper(invalidate, function)
-        return call
 
     def _ask_all(self, names: tuple[str, ...], asked: tuple[Any, ...]) -> tuple[tuple[Keys, tuple[Keys, ...]], Terms]:
         """The keys and the terms of a lock on several names, checked. No cohort can pass it on."""

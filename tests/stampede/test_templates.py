@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 import holdfast
 import holdfast.aio
+from holdfast.names import keys_of
 from holdfast.protocol.templates import Template
 
 
@@ -52,6 +53,12 @@ class Colour(enum.StrEnum):
         ("n:{x}", (None,), {}, "n:None"),
         ("n:{x}", ("über 漢",), {}, "n:über%20漢"),
         ("n:{x}", ("a:b%{c}\n",), {}, "n:a%3Ab%25%7Bc%7D%0A"),
+        ("n:{x}", ("\x81\x9f",), {}, "n:%C2%81%C2%9F"),
+        ("n:{x}", ("a\ud800",), {}, "n:a%ED%A0%80"),
+        ("n:{x}", (" at 0x1f",), {}, "n:%20at%200x1f"),
+        ("n:{x!r}", ([1, 2],), {}, "n:[1,%202]"),
+        ("n:{x}", (True,), {}, "n:True"),
+        ("n:{x}", (1.0,), {}, "n:1.0"),
         ("a/{x}", ("b/c-d",), {}, "a/b/c-d"),
         ("a/{x}/{y}", ("b/c-d",), {}, "a/b%2Fc-d/Y"),
         ("a_{x}_{y}", ("b_c",), {}, "a_b%5Fc_Y"),
@@ -77,6 +84,19 @@ def test_what_separates_cannot_be_smuggled_in(x: str, y: str, data: Any) -> None
 def test_what_has_no_short_name_is_refused(value: Any) -> None:
     with pytest.raises(holdfast.InvalidName, match=type(value).__name__):
         name("user:{x}", both, value)
+
+
+@pytest.mark.parametrize("pattern", ["user:{x}", "user:{x!r}", "user:{x!s}"])
+@pytest.mark.parametrize("value", [object(), User(1), both, User(1).__init__, iter([])], ids=["object", *"abcd"])
+def test_an_address_in_memory_is_no_name(pattern: str, value: Any) -> None:
+    """It would be another one in the next process, and perhaps another's in this one."""
+    with pytest.raises(holdfast.InvalidName, match=type(value).__name__):
+        name(pattern, both, value)
+
+
+@given(st.text(alphabet=st.characters(min_codepoint=0, max_codepoint=0x10FFFF), max_size=8))
+def test_every_text_has_a_name(text: str) -> None:
+    keys_of(name("user:{x}", both, text))
 
 
 def generator(x: int) -> Iterator[int]:
@@ -122,6 +142,7 @@ BAD = [
     ("user:{x}", staticmethod(both), "under @staticmethod"),
     ("user:{x}", User, "decorates functions"),
     ("user:{x}", 42, "decorates functions"),
+    ("all", min, "does not tell its arguments"),
     ("{x}:hf1:", lambda x: x, "hf<digit>"),
     ("{{}}{x}", lambda x: x, "hash tag"),
     ("a\n{x}", lambda x: x, "control character"),
@@ -145,6 +166,32 @@ def test_the_blocking_face_refuses_coroutine_functions(decorator: str) -> None:
     for function in (coroutine_function, functools.partial(coroutine_function, 1), AsyncCallable()):
         with pytest.raises(holdfast.InvalidConfig, match="holdfast.aio"):
             getattr(client, decorator)("a")(function)
+
+
+def test_what_another_client_has_cached_is_seen_through() -> None:
+    """A function that was decorated under asyncio is a coroutine function, though it looks like an object."""
+    waits = holdfast.aio.connect("redis://127.0.0.1:1/0").cached("a:{x}")(coroutine_function)
+    for decorator in ("cached", "exclusive"):
+        with pytest.raises(holdfast.InvalidConfig, match="holdfast.aio"):
+            getattr(holdfast.connect("redis://127.0.0.1:1/0"), decorator)("b:{x}")(waits)
+
+
+def test_a_generator_that_was_not_foreseen_is_refused_all_the_same(client: holdfast.Client) -> None:
+    with pytest.raises(holdfast.InvalidConfig, match="generator"):
+        client.get_or_compute("k", lambda: (x for x in "ab"))
+    with pytest.raises(holdfast.InvalidConfig, match="generator"):
+        client.exclusive("e")(lambda: generator(1))()
+
+
+def test_a_default_is_for_calls_that_are_left_out() -> None:
+    client = holdfast.connect("redis://127.0.0.1:1/0")
+    for busy in ("raise", "wait"):
+        with pytest.raises(holdfast.InvalidConfig, match="default=1.*skip"):
+            client.exclusive("a", busy=busy, default=1)  # type: ignore[call-overload]
+
+
+def test_to_wait_for_ever_may_be_said_as_of_a_lock(client: holdfast.Client) -> None:
+    assert client.get_or_compute("k", lambda: 1, wait=float("inf")) == 1
 
 
 def test_a_coroutine_that_was_not_foreseen_is_refused_all_the_same(client: holdfast.Client) -> None:

@@ -1,9 +1,9 @@
 """Names made of arguments: ``"user:{user_id}"`` and the function whose calls are to have such names.
 
-Invariant. A template that was accepted names every call of its function, or the call itself was wrong. Different
-arguments never share a name: what separates the parts of a name (a colon, and whatever else stands between the fields)
-is written as %XX where it occurs within an argument, so ``("1:2", "3")`` and ``("1", "2:3")`` are not mistaken for
-each other, and nobody can reach another's value by a clever name.
+Invariant. A template that was accepted names every call of its function, or the call itself was wrong. Arguments that
+read differently never share a name: what separates the parts of a name (a colon, and whatever else stands between the
+fields) is written as %XX where it occurs within an argument, so ``("1:2", "3")`` and ``("1", "2:3")`` are not mistaken
+for each other, and nobody can reach another's value by a clever name. What reads alike is alike: 1 and "1".
 
 Everything that can be known before the first call is checked when the function is decorated: that each field is one of
 its parameters, and that it is a function which does its work before it returns.
@@ -30,6 +30,7 @@ _NAMED: Final = (
     inspect.Parameter.POSITIONAL_OR_KEYWORD,
     inspect.Parameter.KEYWORD_ONLY,
 )
+_ADDRESS: Final = re.compile(r" at 0x[0-9A-Fa-f]+")
 _CONTAINERS: Final = (list, tuple, dict, set, frozenset, bytes, bytearray)
 
 
@@ -51,10 +52,13 @@ class Template:
         self.pattern = pattern
         self._said = f"{use}({pattern!r:.80})"
         _refuse_generators(self._said, function)
-        self._signature = inspect.signature(function)
+        try:
+            self._signature = inspect.signature(function)
+        except (TypeError, ValueError):  # built-in, and silent about its arguments
+            raise InvalidConfig(self._said, f"{function!r:.60} does not tell its arguments: wrap it in a def") from None
         self._fields = self._parse()
         separators = "".join(sorted(set().union(*map(_marks, self._between()))))
-        self._unsafe = re.compile(rf"[%:{{}}\s\x00-\x1f\x7f{re.escape(separators)}]")
+        self._unsafe = re.compile(rf"[%:{{}}\s\x00-\x1f\x7f-\x9f\ud800-\udfff{re.escape(separators)}]")
 
     def _between(self) -> list[str]:
         """What stands between two fields. Each must have a mark by which the end of the first can be told."""
@@ -128,7 +132,13 @@ class Template:
                 self.pattern, f"{shown} is a {kind}, which has no short name; use a part of it, like {{x.id}}"
             )
         converted = _FORMATTER.convert_field(value, field.conversion) if field.conversion else value
-        return format(converted, field.spec)
+        text = format(converted, field.spec)
+        if not isinstance(value, str) and _ADDRESS.search(text):
+            shown, kind = "{" + field.path + "}", type(value).__name__
+            raise InvalidName(
+                self.pattern, f"{shown} is a {kind}, whose text is its address in memory; use a part of it"
+            )
+        return text
 
 
 def _says_nothing(value: object) -> bool:
@@ -163,7 +173,8 @@ def _refuse_generators(said: str, function: Any) -> None:
 
 def is_coroutine_function(function: Any) -> bool:
     """Whether calling it only makes a coroutine."""
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(_body_of(function))
+    ways = function, _body_of(function), vars(type(function)).get("__call__")
+    return any(map(inspect.iscoroutinefunction, ways))
 
 
 def _body_of(function: Any) -> Any:

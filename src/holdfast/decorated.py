@@ -1,0 +1,95 @@
+"""What ``cached`` makes of a function: an object that is called like it, and knows the name and the end of its values.
+
+It binds as a function does, so that it may be a method; and what it is then asked for is asked of that very object:
+``shop.price.invalidate("tea")`` needs no ``self``. It pickles by its name, as functions do.
+
+To a type checker it has the arguments of the function, and what the function returns.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import update_wrapper
+from types import MethodType
+from typing import Any, Final, TypedDict
+
+from holdfast.errors import InvalidConfig
+from holdfast.protocol.entries import Policy, Serializer
+from holdfast.protocol.templates import Template
+
+__all__ = ["BaseCached", "CacheOptions", "exclusive_wait", "finished"]
+
+_BUSY: Final = ("raise", "skip", "wait")
+
+
+class CacheOptions(TypedDict, total=False):
+    """What ``get_or_compute`` takes beside a key, a function and a ttl."""
+
+    stale: float
+    errors: float
+    early: float
+    compute_ttl: float
+    max_compute: float | None
+    wait: float | None
+    serializer: Serializer | None
+
+
+class BaseCached:
+    """A function whose results are cached. The two faces add how it is called, and how a result is forgotten."""
+
+    _bound: tuple[Any, ...] = ()  # the object whose method it is
+    __name__: str
+    __qualname__: str
+
+    def __init__(self, client: Any, function: Callable[..., Any], template: Template, policy: Policy) -> None:
+        self._client = client
+        self._function = function
+        self._template = template
+        self._policy = policy
+        made: Any = self
+        update_wrapper(made, function)
+
+    def key(self, *args: Any, **kwargs: Any) -> str:
+        """The key of that call. What the key does not depend on may be left out."""
+        return self._template.name_of((*self._bound, *args), kwargs)
+
+    def _request(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Policy, Callable[[], Any]]:
+        """What is asked of the client for that call."""
+        args = (*self._bound, *args)
+        entry = self._client._entry(self._template.name(args, kwargs))
+        return entry, self._policy, lambda: self._function(*args, **kwargs)
+
+    def _bind(self, instance: object) -> Any:
+        if instance is None or self._bound:
+            return self
+        bound = object.__new__(type(self))
+        bound.__dict__.update(self.__dict__)
+        bound._bound = (instance,)
+        bound.__wrapped__ = MethodType(self._function, instance)  # type: ignore[attr-defined]  # for inspect.signature
+        return bound
+
+    def __reduce__(self) -> Any:
+        return (getattr, (self._bound[0], self.__name__)) if self._bound else self.__qualname__
+
+    def __repr__(self) -> str:
+        return f"<cached {self._function!r}>"
+
+
+def exclusive_wait(wait: float | None, busy: str, default: object) -> float | None:
+    """How long to wait for one's turn: with busy="wait" for ever, unless it was said how long."""
+    if busy not in _BUSY:
+        raise InvalidConfig(f"busy={busy!r:.60}", f"give one of {', '.join(map(repr, _BUSY))}")
+    if default is not None and busy != "skip":
+        raise InvalidConfig(f"default={default!r:.60}", f"it is for busy='skip': with {busy!r} no call is left out")
+    return None if busy == "wait" and not wait else wait
+
+
+def finished(result: Any, said: str) -> Any:
+    """What a function has returned; but not if its work is still to be done."""
+    if inspect.iscoroutine(result):
+        result.close()
+        raise InvalidConfig(said, "the function returned a coroutine, which nobody awaits here: use holdfast.aio")
+    if inspect.isgenerator(result) or inspect.isasyncgen(result):
+        raise InvalidConfig(said, "the function returned a generator, which has done nothing yet: return a list")
+    return result
