@@ -13,11 +13,11 @@ local owner = redis.call('GET', KEYS[1])
 if owner ~= ARGV[1] then
   return owner and -1 or 0
 end
+local left_ms = redis.call('PTTL', KEYS[1])
+if left_ms >= 0 then -- written in any case, for a step that has begun to write may go on, even on a full server
+  redis.call('PEXPIRE', KEYS[1], math.max(left_ms, tonumber(ARGV[2])))
+end
 if ARGV[3] ~= '0' then
   redis.call('SET', KEYS[2], '', 'PX', ARGV[3])
-end
-local left_ms = redis.call('PTTL', KEYS[1])
-if left_ms >= 0 and left_ms < tonumber(ARGV[2]) then
-  redis.call('PEXPIRE', KEYS[1], ARGV[2])
 end
 return 1

@@ -25,12 +25,12 @@ if found ~= 1 then
 end
 for name = 1, NAMES do
   look_at(name)
+  local left_ms = redis.call('PTTL', KEYS[1])
+  if left_ms >= 0 then -- written in any case, for a step that has begun to write may go on, even on a full server
+    redis.call('PEXPIRE', KEYS[1], math.max(left_ms, tonumber(ARGV[2])))
+  end
   if ARGV[3] ~= '0' then
     redis.call('SET', KEYS[5], '', 'PX', ARGV[3])
-  end
-  local left_ms = redis.call('PTTL', KEYS[1])
-  if left_ms >= 0 and left_ms < tonumber(ARGV[2]) then
-    redis.call('PEXPIRE', KEYS[1], ARGV[2])
   end
 end
 return 1

@@ -18,6 +18,7 @@ read_time()
 local found = purge()
 local ends = redis.call('ZSCORE', KEYS[1], ARGV[1])
 if ends then
+  redis.call('ZREM', KEYS[5], '') -- nothing; but a step that has begun to write may go on, even on a full server
   if ARGV[3] ~= '0' then
     redis.call('SET', KEYS[6], '', 'PX', ARGV[3])
   end
