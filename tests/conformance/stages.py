@@ -231,7 +231,9 @@ class _Awaited:
         return self
 
     async def __anext__(self) -> Any:
-        return _wrap(next(self._inner))
+        for value in self._inner:
+            return _wrap(value)
+        raise StopAsyncIteration
 
     async def aclose(self) -> None:
         self._inner.close()

@@ -137,6 +137,8 @@ def test_terms_take_turns(play: Any) -> None:
                 inside.append(name)
                 led.append(name)
                 await api.sleep(0.02)
+                while len(led) == 1 and await api.raw("ZCARD", "a:hf1:queue:{a}") < 2:
+                    await api.sleep(0.02)  # the others may have been slow to come
                 assert lease.held
                 inside.remove(name)
                 if led.count(name) == 3:
@@ -233,17 +235,54 @@ def test_terms_can_be_closed(play: Any) -> None:
     async def scenario(api: Any) -> None:
         election = api.client().election("a")
         terms = election.terms()
-        await terms.aclose()  # there was none yet
         lease = await anext(terms)
         assert lease.held
         await terms.aclose()
         assert not lease.held
         assert await election.leader() is None
         await terms.aclose()
-        async for lease in terms:
-            assert lease.held, "closed is not over: there is a next term for whoever asks"
+        async for _ in terms:
+            raise AssertionError("closed is over")
+        async for lease in election.terms():
+            assert lease.held, "but others can be had"
+            await terms.aclose()
+            assert lease.held, "to close what is closed ends no other term"
             break
+        terms = election.terms()
+        await terms.aclose()  # there was none yet
+        async for _ in terms:
+            raise AssertionError("closed is over")
+
+    play(scenario)
+
+
+def test_closing_terms_ends_a_loop_elsewhere(play: Any) -> None:
+    """In its body, or while it campaigns: then it steps down as soon as it leads."""
+
+    async def scenario(api: Any) -> None:
+        one, two = api.client(), api.client()
+        terms = one.election("a").terms()
+        began: list[Any] = []
+
+        async def lead() -> None:
+            async for lease in terms:
+                began.append(lease)
+                while lease.held:
+                    await api.sleep(0.01)
+
+        leads = api.spawn(lead)
+        while not began:
+            await api.sleep(0.01)
         await terms.aclose()
+        await leads.join()
+        terms = one.election("a").terms()
+        async with two.election("a").lead():
+            leads = api.spawn(lead)
+            await api.sleep(0.2)
+            await terms.aclose()
+        await leads.join()
+        assert len(began) == 1
+        assert await one.election("a").leader() is None
 
     play(scenario)
 

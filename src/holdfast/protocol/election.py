@@ -11,8 +11,9 @@ be gained by passing the office on without the network; and what the server know
 always what the leader has.
 
 Terms. ``terms()`` campaigns, hands the lease out, and gives it back when the loop comes round. A lost term ends as a
-term, and the loop goes on. A loop can be left without a word to us, by ``break`` or by an error in its body. So the
-lease is also given back when the last reference to the terms is gone; where nothing may be waited for, by the keeper.
+term, and the loop goes on, until the terms are closed, from wherever. A loop can be left without a word to us, by
+``break`` or by an error in its body. So the lease is also given back when the last reference to the terms is gone;
+where nothing may be waited for, by the keeper.
 
 Clocks. Since when somebody leads is read off the fence, which is the server's time in microseconds, unless it had to be
 greater than that in order to rise.
@@ -95,25 +96,36 @@ class BaseElection(Generic[L]):
 class BaseTerms(Generic[L]):
     """The terms of one candidate, one after the other."""
 
-    __slots__ = ("__weakref__", "_driver", "_lease", "_lock")
+    __slots__ = ("__weakref__", "_closed", "_driver", "_lease", "_lock")
 
     def __init__(self, driver: Any, lock: BaseLock[L]) -> None:
         self._driver = driver
         self._lock = lock
         self._lease: L | None = None  # of the term that is under way
+        self._closed = False  # there are no more, like those of a generator that was closed
 
-    def _begin(self) -> Effects[L]:
-        """End the term that was, and campaign until there is another."""
+    def _begin(self) -> Effects[L | None]:
+        """End the term that was, and campaign until there is another; None if there is to be none."""
         yield from self._end()
+        if self._closed:
+            return None
         lock = self._lock
         try:
             lease = self._lease = yield from lock._acquire(lock._terms.wait)
             if lease is None:
                 raise AcquireTimeout(lock.name, lock._terms.wait or 0.0, lock._why_not((yield from clock())))
+            if self._closed:  # by somebody else, while it campaigned
+                yield from self._end()
+                return None
             return lease
         except STOPPED:  # a signal handler may have struck on the threshold
             yield from self._end()
             raise
+
+    def _close(self) -> Effects[None]:
+        """End the term that is under way. There is no other."""
+        self._closed = True
+        yield from self._end()
 
     def _end(self) -> Effects[None]:
         """Give the lease back. Whatever comes of that, the term is over."""
