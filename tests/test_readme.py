@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import redis
 
+import holdfast
 from tests.servers import Server
 
 ROOT = Path(__file__).parent.parent
@@ -48,6 +49,36 @@ def test_the_examples_run(directory: str, server: Server) -> None:
 
 def test_there_are_examples() -> None:
     assert len(BLOCKS) >= 7
+
+
+def test_every_page_with_code_is_run_by_a_test() -> None:
+    """Each page has a test of its own beside what it is about, as only there it is known what its code should say."""
+    tests = [path.read_text() for path in (ROOT / "tests").rglob("test_*.py") if path != Path(__file__)]
+    running = [text for text in tests if "```python" in text]
+    for page in (ROOT / "docs").glob("*.md"):
+        if "```python" in page.read_text():
+            names = f'"{page.name}"', f'"{page.stem}"'
+            assert any(name in text for text in running for name in names), page.name
+
+
+def test_everything_that_a_client_can_do_is_here() -> None:
+    for name in dir(holdfast.Client):
+        if not name.startswith("_") and name not in ("close", "invalidate"):  # of those their pages tell
+            assert re.search(rf"client\.{name}\b|with client\.{name}", README), name
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/guarantees.md"])
+def test_every_primitive_is_linked(page: str) -> None:
+    """The page of each is where its method's row in the README leads."""
+    primitives = {Path(link).name for link in re.findall(r"^\|.*\]\((docs/\S+\.md)\) \|$", README, re.MULTILINE)}
+    assert {"rlock.md", "semaphore.md", "cache.md", "guard.md", "latch.md"} <= primitives
+    linked = {Path(link).name for link in re.findall(r"\]\(([^)#]+)", (ROOT / page).read_text())}
+    assert primitives <= linked
+
+
+def test_every_page_is_linked() -> None:
+    linked = set(re.findall(r"\]\((docs/[^)#]+\.md)", README))
+    assert linked == {f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")}
 
 
 def test_the_two_commands_at_the_top_are_targets() -> None:
