@@ -104,6 +104,46 @@ def terms_of(script: Script) -> list[Term]:
     ]
 
 
+@pytest.mark.parametrize("face", ["blocking", "asyncio"])
+def test_a_leader_that_was_stopped_knows_when_it_wakes(
+    url: str, client: holdfast.Client, admin: redis.Redis, face: str
+) -> None:
+    """It has stepped down before the next one leads, whatever it was about; and it leads again only after that one."""
+    blocking = """
+        for lease in holdfast.connect(url).election("boss", ttl=1).terms():
+            say("leads", lease.fence)
+            while lease.held:
+                time.sleep(0.005)
+            say("stepped down")
+    """
+    aio = """
+        async def main():
+            async with holdfast.aio.connect(url) as client:
+                while True:
+                    try:
+                        async with client.election("boss", ttl=1).lead() as lease:
+                            say("leads", lease.fence)
+                            await asyncio.sleep(30)
+                    except holdfast.LeaseLost:
+                        say("stepped down")
+        import asyncio
+        asyncio.run(main())
+    """
+    with Script(blocking if face == "blocking" else aio, url) as script:
+        first = int(script.hear().removeprefix("leads "))
+        time.sleep(0.05)
+        script.send(signal.SIGSTOP)
+        eventually(lambda: not admin.exists("boss"))
+        with client.election("boss", ttl=60).lead() as lease:
+            script.send(signal.SIGCONT)
+            script.hear("stepped down")
+            assert lease.held
+            leader = client.election("boss").leader()
+            assert leader is not None
+            assert leader.fence == lease.fence > first
+        assert int(script.hear().removeprefix("leads ")) > lease.fence
+
+
 def test_resigning_wakes_the_next_at_once(url: str) -> None:
     with holdfast.connect(url) as one, holdfast.connect(url) as two:
         election = one.election("boss", ttl=60)
