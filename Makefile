@@ -36,6 +36,7 @@ bench: $(BENCH_READY)  ## figures beside other libraries, in one run on one serv
 	@$(BIN)/python -m benchmarks.latch_election
 	@$(BIN)/python -m benchmarks.market
 	@$(BIN)/python -m benchmarks.primitives
+	@$(BIN)/python -m benchmarks.guard
 	@$(BIN)/python -m benchmarks.stampede
 
 bench-contention: $(BENCH_READY)  ## a lock that many want, beside other libraries; writes docs/contention.{md,svg}
