@@ -5,38 +5,15 @@ As all of them share one name, what holds for one lock must hold here as it is.
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
-
 import pytest
 
 from holdfast.lab.check import CHECKS
 from holdfast.lab.explorer import Explorer
-from holdfast.lab.rows import _TERMS, QuietLease, fenced_config
-from holdfast.lab.state import Config
-from holdfast.names import keys_of
-from holdfast.protocol.lock import BaseLock
-from holdfast.protocol.multi import BaseMultiLock, together
+from holdfast.lab.rows import several_config
 from tests.lab.mutations import in_step, plant
 
-SHARED = "b"
 FAULTS = ("crash", "pause", "lost_request", "lost_reply", "delay", "cancel")
 INVARIANTS = [name for name in CHECKS if name != "Fifo"]  # who is refused by another name waits there instead
-
-
-def several_config(*wants: str, **bounds: Any) -> Config:
-    """For each client the names that it wants; a newcomer wants what the first does."""
-    terms = replace(_TERMS, cohort=0)
-
-    def make_lock(driver: Any) -> Any:
-        place = ord(driver.name[0]) - ord("A")
-        names = wants[place] if 0 <= place < len(wants) else wants[0]
-        if len(names) == 1:
-            return BaseLock(driver, keys_of(names), terms, QuietLease)
-        return BaseMultiLock(driver, together(tuple(map(keys_of, names))), terms, QuietLease)
-
-    config = fenced_config(key=keys_of(SHARED).main, clients=len(wants), cohort=0, **bounds)
-    return config._replace(make_lock=make_lock)
 
 
 def search(wants: tuple[str, ...], most_faults: int, states: int) -> Explorer:

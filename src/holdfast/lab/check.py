@@ -37,7 +37,7 @@ from typing import Final, NamedTuple
 
 from holdfast.lab.trace import BROKEN, HOLDS, UNKNOWN, Verdict
 
-__all__ = ["CHECKS", "INVARIANTS", "MEANING", "ROOM_CHECKS", "Check", "Event", "Report", "check"]
+__all__ = ["CHECKS", "INVARIANTS", "MEANING", "ROOM_CHECKS", "Check", "Event", "History", "Report", "check"]
 
 
 class Event(NamedTuple):

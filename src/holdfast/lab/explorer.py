@@ -20,8 +20,9 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from holdfast.lab.check import CHECKS, INVARIANTS, ROOM_CHECKS, Event
+from holdfast.lab.check import CHECKS, INVARIANTS, Event
 from holdfast.lab.model import Model
+from holdfast.lab.promises import PROMISES
 from holdfast.lab.state import NEVER, Choice, Config, State
 from holdfast.lab.trace import BROKEN, UNKNOWN
 
@@ -67,7 +68,7 @@ class Explorer:
         self.transitions = 0
         self.hashes: set[int] = set()
         self.deepest = 0
-        self._checks = {name: {**CHECKS, **ROOM_CHECKS}[name] for name in invariants}
+        self._checks = {name: {**CHECKS, **PROMISES}[name] for name in invariants}
         self._by_kind: dict[str, list[str]] = {}
         for name, check in self._checks.items():
             for kind in check.ends_with:

@@ -25,12 +25,13 @@ from holdfast.lab.site import Input, Request, Site, Visit
 from holdfast.lab.state import NEVER, NOBODY, Choice, Config, State, View, is_answered, under_way
 from holdfast.lab.store import START_US
 from holdfast.lab.transition import Transition
+from holdfast.protocol.effects import Step
 
 __all__ = ["Model"]
 
 SITES_KEPT: Final = 4000
 _IDLE: Final = ("new", "done", "over")  # stages: before it has come, and after its visit
-_READS: Final = frozenset({"GET", "EXISTS", "TTL", "PTTL", "WATCH", "UNWATCH", "gets"})
+_READS: Final = frozenset({"GET", "EXISTS", "TTL", "PTTL", "WATCH", "UNWATCH", "gets", "election_leader"})
 
 
 class Model:
@@ -321,4 +322,4 @@ class Model:
 
 
 def _only_reads(request: Request) -> bool:
-    return all(getattr(op, "args", ("",))[0] in _READS for op in request.ops)
+    return all((op.script if isinstance(op, Step) else op.args[0]) in _READS for op in request.ops)

@@ -6,6 +6,7 @@ A row is a lock and the bounds within which it is explored, nothing else. What c
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import cycle
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
@@ -17,6 +18,7 @@ from holdfast.lab.store import Store
 from holdfast.lease import BaseLease, Terms
 from holdfast.names import keys_of
 from holdfast.protocol.lock import BaseLock
+from holdfast.protocol.multi import BaseMultiLock, together
 from holdfast.protocol.recipes import FENCED, RECIPES, options_of, scheme_of
 from holdfast.protocol.recipes.base import BaseRecipe, FencelessLease
 from holdfast.protocol.recipes.deadline import Deadlined
@@ -26,13 +28,17 @@ from holdfast.protocol.rwlock import BaseReader, BaseWriteLease, BaseWriter, Rea
 from holdfast.protocol.semaphore import BasePermit, BaseSemaphore
 
 __all__ = [
+    "LAB_TERMS",
+    "NAME",
     "ROWS",
+    "QuietLease",
     "config_of",
     "fenced_config",
     "recipe_config",
     "rwlock_config",
     "scheme_config",
     "semaphore_config",
+    "several_config",
 ]
 
 TTL: Final = 3.0
@@ -67,7 +73,7 @@ ROWS: Final = (
     FENCED,
 )
 
-_TERMS: Final = Terms(
+LAB_TERMS: Final = Terms(
     ttl=TTL,
     wait=None,
     renew=True,
@@ -99,7 +105,7 @@ def recipe_config(name: str, **options: Any) -> Config:
 def scheme_config(scheme: Scheme) -> Config:
     """Any lock of that kind, known or not."""
     keys = keys_of(NAME, scheme.prefix)
-    terms = replace(_TERMS, timeout=TIMEOUT, cohort=0, renew=False)
+    terms = replace(LAB_TERMS, timeout=TIMEOUT, cohort=0, renew=False)
     return Config(
         make_lock=lambda driver: BaseRecipe(driver, keys, terms, FencelessLease, scheme),
         key=keys.main,
@@ -139,15 +145,15 @@ _CLIENTS: Final = "ABCDEFGH"
 
 def semaphore_config(permits: int = 2, **bounds: Any) -> Config:
     """A semaphore, of which everybody wants a permit."""
-    keys, terms = keys_of(NAME), replace(_TERMS, cohort=0)
+    keys, terms = keys_of(NAME), replace(LAB_TERMS, cohort=0)
     config = _room_config(dict.fromkeys(_CLIENTS, f"n{permits}"), bounds)
     return config._replace(make_lock=lambda driver: BaseSemaphore(driver, keys, terms, QuietPermit, permits))
 
 
 def rwlock_config(modes: str = "RWR", **bounds: Any) -> Config:
     """A readers-writer lock: for each client whether it is a reader (R) or a writer (W). A newcomer writes."""
-    keys, terms = keys_of(NAME), replace(_TERMS, cohort=0)
-    wanted = {name: ANY if mode == "R" else ALL for name, mode in zip(_CLIENTS, modes, strict=False)}
+    keys, terms = keys_of(NAME), replace(LAB_TERMS, cohort=0)
+    wanted = {name: ANY if mode == "R" else ALL for name, mode in zip(_CLIENTS, cycle(modes), strict=False)}
 
     def make_lock(driver: Any) -> Any:
         readers: Readers = WeakValueDictionary()
@@ -158,6 +164,20 @@ def rwlock_config(modes: str = "RWR", **bounds: Any) -> Config:
     return _room_config(wanted, {"clients": len(modes), **bounds})._replace(make_lock=make_lock)
 
 
+def several_config(*wants: str, **bounds: Any) -> Config:
+    """For each client the names that it wants, a letter each; all want b. A newcomer wants what the first does."""
+    terms = replace(LAB_TERMS, cohort=0)
+
+    def make_lock(driver: Any) -> Any:
+        names = wants[_CLIENTS.find(driver.name) % len(wants)] if driver.name in _CLIENTS else wants[0]
+        if len(names) == 1:
+            return BaseLock(driver, keys_of(names), terms, QuietLease)
+        return BaseMultiLock(driver, together(tuple(map(keys_of, names))), terms, QuietLease)
+
+    bounds = {"key": keys_of("b").main, "clients": len(wants), **bounds}
+    return fenced_config(cohort=0, **bounds)._replace(make_lock=make_lock, alike=len(set(wants)) == 1)
+
+
 def _room_config(wanted: dict[str, str], bounds: dict[str, Any]) -> Config:
     keys = keys_of(NAME)
     return fenced_config(key=room_keys(keys)[0], view=RoomView(keys, wanted), **bounds)
@@ -165,7 +185,9 @@ def _room_config(wanted: dict[str, str], bounds: dict[str, Any]) -> Config:
 
 def fenced_config(**bounds: Any) -> Config:
     """The fenced lock. ``cohort`` and what else ``Terms`` has may be said, too."""
-    terms = replace(_TERMS, **{name: bounds.pop(name) for name in list(bounds) if name in Terms.__dataclass_fields__})
+    terms = replace(
+        LAB_TERMS, **{name: bounds.pop(name) for name in list(bounds) if name in Terms.__dataclass_fields__}
+    )
     keys = keys_of(NAME)
     return Config(
         make_lock=lambda driver: BaseLock(driver, keys, terms, QuietLease),

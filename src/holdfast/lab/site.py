@@ -87,6 +87,7 @@ class Site:
         self.until_us: int | None = None
         self.granted = False
         self.served = False  # it got what it came for
+        self.waiting = 0  # how many of its tasks wait, where that is not always one
         self._timers: list[_Timer] = []
         self._soon: deque[Callable[[], None]] = deque()
         self._count = 0

@@ -9,8 +9,9 @@ import re
 from collections.abc import Iterator
 from typing import Any, Final
 
-from holdfast.lab.check import CHECKS, ROOM_CHECKS, Event
+from holdfast.lab.check import CHECKS, Event
 from holdfast.lab.model import Model
+from holdfast.lab.promises import PROMISES
 from holdfast.lab.site import Failure, Request
 from holdfast.lab.state import NEVER, Choice, Config, State, under_way
 from holdfast.lab.store import START_US
@@ -42,6 +43,12 @@ _MEANING: Final[dict[str, dict[Any, str]]] = {
     "room_release": {1: "gives its place back", None: "finds that it has no place any more"},
     "room_renew": {1: "renews its lease", None: "finds that its lease is gone"},
     "room_abandon": {None: "cleans up after itself"},
+    "multi_release": {None: "gives its names back"},
+    "multi_renew": {1: "renews its lease", None: "finds that its lease is gone"},
+    "multi_abandon": {None: "cleans up after itself"},
+    "latch_look": {None: "looks whether the latch is open"},
+    "latch_count_down": {None: "counts the latch down"},
+    "election_leader": {None: "asks who leads"},
     "free": {1: "deletes the key, which holds its own value", 0: "leaves the key alone: it holds another's value"},
 }
 
@@ -66,7 +73,7 @@ def tell(config: Config, choices: tuple[Choice, ...], invariant: str = "") -> tu
 
 
 def violation(model: Model, history: tuple[Event, ...], events: tuple[Event, ...], invariant: str) -> str:
-    check = {**CHECKS, **ROOM_CHECKS}.get(invariant)
+    check = {**CHECKS, **PROMISES}.get(invariant)
     if check is not None and any(event.kind in check.ends_with for event in events):
         report = check.judge(history)
         if report.verdict == BROKEN:
@@ -210,6 +217,8 @@ class _Teller:
             if event.kind == "granted":
                 fence = f" with fence …{event.fence % 1_000_000:06d}" if event.fence is not None else ""
                 yield f"{name} has the lock{fence}."
+            elif event.kind == "passed":
+                yield f"{name} finds the latch open, and passes."
             elif event.kind == "refused":
                 yield f"{name} gives up." if choice[0] != "fault" else f"{name} will not have it."
             elif event.kind == "lost":
@@ -223,7 +232,7 @@ def said(op: Any) -> str:
     if isinstance(op, Command):
         words = [str(word) for word in op.args]
         return f"EVAL … {words[-1]}" if words[0] == "EVAL" else " ".join(words)
-    return f"{op.script} {op.keys[0]} {op.args[0]}"
+    return " ".join((op.script, op.keys[0], *op.args[:1]))
 
 
 def shortened(text: str) -> str:

@@ -8,13 +8,16 @@ lease is lost goes on all the same, and writes.
 from __future__ import annotations
 
 from collections.abc import Generator
-from typing import Any
+from typing import Any, Final
 
 from holdfast.errors import HoldfastError
 from holdfast.lab.machine import Cancelled
 from holdfast.lab.site import Site
 
-__all__ = ["ask", "give_back", "stay", "take_and_give_back"]
+__all__ = ["AT_ONCE", "NEWCOMER", "ask", "cast_in", "give_back", "stay", "take_and_give_back"]
+
+NEWCOMER: Final = "N"  # who comes when all is over
+AT_ONCE: Final = ((0, 0),)  # when one may leave before its stay is over; what the mutex does in between is known
 
 
 async def take_and_give_back(site: Site) -> None:
@@ -60,3 +63,8 @@ async def give_back(site: Site, protocol: Generator[Any, Any, Any]) -> None:
     else:
         site.note("released")
     site.stage = "done"
+
+
+def cast_in(cast: str, name: str) -> str:
+    """What that client does, of a letter for each; if there are more clients than letters, they begin again."""
+    return cast["ABCDEFGH".index(name) % len(cast)]

@@ -1,0 +1,54 @@
+"""The primitives, each as a row of a search: what is explored, and what is asked of it.
+
+To add one is to add an entry to ``PRIMITIVES``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Final, NamedTuple
+
+from holdfast.lab.cache import cache_config
+from holdfast.lab.cache_promises import CACHE_PROMISES
+from holdfast.lab.check import CHECKS
+from holdfast.lab.election import election_config
+from holdfast.lab.faults import FAULTS, TREACHERY
+from holdfast.lab.latch import latch_config
+from holdfast.lab.rlock import rlock_config
+from holdfast.lab.rows import rwlock_config, semaphore_config, several_config
+from holdfast.lab.state import Config
+
+__all__ = ["DAILY_KINDS", "PRIMITIVES", "Primitive"]
+
+# What befalls clients and messages. A server that loses what it has acknowledged is another matter; and so is a wall
+# clock that is wrong, at which none of these looks.
+DAILY_KINDS: Final = tuple(kind for kind in FAULTS if kind not in {*TREACHERY, "skew", "script_flush", "duplicate"})
+
+_LOCK: Final = tuple(CHECKS)
+_ROOM: Final = ("NoFalseHold", "NoOrphan", "NoLostWakeup", "FenceMonotone", "AcquireTotality")
+_SEVERAL: Final = tuple(name for name in CHECKS if name != "Fifo")  # who is refused by another name waits there instead
+_CACHE: Final = (*CACHE_PROMISES, "NoOrphan", "NoLostWakeup", "AcquireTotality")
+_LATCH: Final = ("ShutUntilZero", "CountedOnce", "NoLostWakeup", "NoOrphan")
+
+
+class Primitive(NamedTuple):
+    config: Callable[..., Config]  # given bounds, which are fields of Config
+    invariants: tuple[str, ...]
+    kinds: tuple[str, ...] = DAILY_KINDS  # the faults by which none of these may be broken
+
+
+PRIMITIVES: Final[dict[str, Primitive]] = {
+    "semaphore": Primitive(semaphore_config, ("PermitCount", *_ROOM)),
+    "rwlock": Primitive(rwlock_config, ("ModeExclusion", *_ROOM)),
+    "rwlock:WRW": Primitive(partial(rwlock_config, "WRW"), ("ModeExclusion", *_ROOM)),
+    "several": Primitive(partial(several_config, "ab", "ba", "b"), _SEVERAL),
+    "latch": Primitive(latch_config, _LATCH, (*DAILY_KINDS, "duplicate")),
+    "latch:barrier": Primitive(partial(latch_config, "BBB", 3), _LATCH, (*DAILY_KINDS, "duplicate")),
+    "rlock": Primitive(rlock_config, (*_LOCK, "LevelCount")),
+    "election": Primitive(election_config, (*_LOCK, "LeaderKnown", "StepsDown")),
+    "election:terms": Primitive(partial(election_config, "TRR"), (*_LOCK, "StepsDown")),
+    "cache": Primitive(cache_config, _CACHE),
+    "cache:failing": Primitive(partial(cache_config, "VFI"), _CACHE),
+    "cache:stale": Primitive(partial(cache_config, "VVI", ttl=0.05, stale=60.0), _CACHE),
+}
