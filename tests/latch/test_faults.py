@@ -137,6 +137,20 @@ def test_a_waiter_that_is_cancelled_takes_nobody_with_it(after_us: int, who: str
     assert not any(machine.board.waiting for machine in play.machines)
 
 
+@pytest.mark.parametrize("gap_us", [0, 10, 100, 200, 1000])
+def test_waiters_that_are_cancelled_one_after_the_other_leave_the_last_one_listening(gap_us: int) -> None:
+    """Who looks for all leaves, and so does whoever it had called to take its place. The rest need not wait for that."""
+    play = Latches(count=1)
+    client, other = play.client("w"), play.client("c")
+    waiting = [play.start(client, play.waits(client)) for _ in range(5)]
+    for number, victim in enumerate(waiting[:4]):
+        play.world.at(300_000 + gap_us * number, victim.cancel)
+    counting = play.start(other, play.counts(other, 0.301 + 5 * gap_us / 1e6))
+    play.run(0.32)
+    assert counting.outcome() == 0
+    assert waiting[4].outcome() is True
+
+
 @pytest.mark.parametrize("after_us", [0, 2_000, 2_050, 2_100, 2_150, 2_199, 2_200, 2_250, 2_300])
 @pytest.mark.parametrize("reply_lost", [False, True], ids=["", "reply lost"])
 def test_a_count_down_that_is_cancelled_counts_once_or_not_at_all(after_us: int, reply_lost: bool) -> None:

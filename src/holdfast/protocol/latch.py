@@ -74,6 +74,7 @@ class Vigil:
         self.watchers.pop(me, None)
         if self.speaker.get(None) is me:
             self.speaker.pop(None, None)
+        if not self.speaker:  # it was us, or somebody who has called us to take its place
             for other in list(self.watchers):
                 other.bell.ring()
                 return
