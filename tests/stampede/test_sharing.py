@@ -106,6 +106,28 @@ def test_a_failure_from_before_an_invalidation_is_not_told_after_it() -> None:
     assert late.outcome() == 2
 
 
+def test_nobody_waits_for_a_computation_that_counts_no_more() -> None:
+    """It hangs, and its turn is over: another takes over, also in the same process."""
+    weather = Weather(2, cost=30.0, max_compute=1.0)
+    weather.come(0)
+    weather.run(0.5)
+    waiting = [weather.come(0), weather.come(0)]
+    weather.cost = 0.01
+    weather.run(1.0)
+    assert [process.outcome() for process in waiting] == [2, 2]
+
+
+def test_nobody_waits_for_a_computation_that_another_process_has_invalidated() -> None:
+    weather = Weather(2, cost=30.0)
+    weather.come(0)
+    weather.run(0.5)
+    waiting = weather.come(0)
+    weather.cost = 0.01
+    weather.start(weather.clients[1], weather.clients[1].invalidate(KEY))
+    weather.run(0.1)
+    assert waiting.outcome() == 2
+
+
 def test_whoever_gives_up_leaves_nothing_in_a_flight_that_goes_on() -> None:
     weather = Weather(1, cost=5.0)
     weather.come()

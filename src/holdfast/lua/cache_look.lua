@@ -31,7 +31,7 @@ end
 local failure = redis.call('GET', KEYS[4])
 if failure then
   local at, till, why = string.match(failure, '^(%d+) (%d+) (.*)$')
-  local waited = tonumber(ARGV[5]) > 0 and tonumber(at) >= tonumber(ARGV[5])
+  local waited = tonumber(ARGV[5]) > 0 and tonumber(at) > tonumber(ARGV[5])
   local remembered = tonumber(till) > now
   if waited or remembered then
     return value and {1, value} or {3, why, remembered and -1 or now - at}

@@ -23,7 +23,7 @@ from typing import Any, Final, NamedTuple
 from holdfast.errors import HoldfastError
 from holdfast.protocol.effects import Bell
 
-__all__ = ["Desk", "Flight", "Outage", "Seat", "fly_alone"]
+__all__ = ["Alarm", "Desk", "Flight", "Outage", "Seat", "fly_alone"]
 
 _EVER: Final = float("inf")
 
@@ -98,15 +98,15 @@ class Desk:
         if self.flights.get(flight.key) is flight:
             self.flights.pop(flight.key, None)
 
-    def land(self, flight: Flight, answer: Any = None, served: int = 0, came_by: float = _EVER) -> None:
-        """It is over: those with a lower number who had come by then have their answer, and the others fly on."""
+    def land(self, flight: Flight, answer: Any = None, served: int = 0, before: float = _EVER) -> None:
+        """It is over: those with a lower number who had come before that have their answer, and the others fly on."""
         flight.over = True
         self.close(flight)
         given: list[Seat] = []
         late: list[Seat] = []
         pilot = flight.pilot.get(None)
         for seat in list(flight.seats):
-            if seat.number < served and seat.came <= came_by:
+            if seat.number < served and seat.came < before:
                 seat.answer = answer
                 given.append(seat)
             elif seat is not pilot and not seat.left and seat.answer is None:
@@ -132,6 +132,24 @@ class Desk:
                 self.land(flight)
         elif pilot is None:
             wake(flight)
+
+
+class Alarm:
+    """Rung when whoever computes for a flight has lost its turn: the others need not wait for what counts no more."""
+
+    def __init__(self, desk: Desk, flight: Flight) -> None:
+        self._desk = desk
+        self._flight = flight
+
+    def ring(self) -> None:
+        if not self._flight.over:
+            self._desk.land(self._flight)
+
+    def stir(self) -> None:
+        """Nothing: only the loss itself counts."""
+
+    def clear(self) -> None:
+        """Nothing: it is lost once."""
 
 
 def wake(flight: Flight) -> None:

@@ -175,8 +175,8 @@ def _look(desk: Desk, entry: Entry, policy: Policy, seat: Seat, patience: Patien
                 hold.phase, hold.doubtful = TRYING, True  # the reply came too late to count on it: ask again
             elif state in (FOUND, FAILED):
                 found = reply[1] if state == FOUND else Failure.read(reply[1])
-                came_by = _NEVER if state == FOUND or reply[2] < 0 else search.asked_at - reply[2] / 1e6
-                desk.land(flight, found, served, came_by)
+                before = _NEVER if state == FOUND or reply[2] < 0 else search.asked_at - reply[2] / 1e6
+                desk.land(flight, found, served, before)
                 if hold.doubtful:  # an earlier request may still be on its way, and claim what nobody will compute
                     hold.phase = ENDED
                     yield from entrust(hold)

@@ -1,8 +1,9 @@
 """A turn at a value: what came of asking for it, and how a computation ends.
 
 Invariant. Whatever becomes of a computation (a value, a failure, an interrupt, a lost server), the claim on it is given
-up, by the step that stores, by the keeper, or by its ttl, and whoever waited in this process goes on. The caller gets
-what it has computed even where that can no longer be stored.
+up, by the step that stores, by the keeper, or by its ttl, and whoever waited in this process goes on; also if the claim
+is lost before the computation ends, which may take long. The caller gets what it has computed even where that can no
+longer be stored.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from holdfast.lease import ENDED, Hold
 from holdfast.protocol import mutex
 from holdfast.protocol.effects import STOPPED, Effects, Step, StepFailed, call, clock, entrust
 from holdfast.protocol.entries import Entry, Failure, Policy, failure_of, pack, unpack
-from holdfast.protocol.flights import Desk, Seat
+from holdfast.protocol.flights import Alarm, Desk, Seat
 
 __all__ = ["Turn"]
 
@@ -47,6 +48,8 @@ class Turn:
 
     def begin(self, hold: Hold, seat: Seat | None, now: float) -> None:
         self.hold, self._seat, self._began = hold, seat, now
+        if seat is not None:
+            hold.bells.append(Alarm(self._desk, seat.flight))
         self._desk.driver.admit(hold)
 
     def read(self) -> Any:
