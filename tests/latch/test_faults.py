@@ -139,7 +139,7 @@ def test_a_waiter_that_is_cancelled_takes_nobody_with_it(after_us: int, who: str
 
 @pytest.mark.parametrize("gap_us", [0, 10, 100, 200, 1000])
 def test_waiters_that_are_cancelled_one_after_the_other_leave_the_last_one_listening(gap_us: int) -> None:
-    """Who looks for all leaves, and so does whoever it had called to take its place. The rest need not wait for that."""
+    """Who looks for all leaves, and so does whoever it called to take its place. The rest need not wait for that."""
     play = Latches(count=1)
     client, other = play.client("w"), play.client("c")
     waiting = [play.start(client, play.waits(client)) for _ in range(5)]
