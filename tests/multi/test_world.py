@@ -186,6 +186,7 @@ def test_given_one_name_each_they_would_go_round_in_circles(monkeypatch: pytest.
     steps = "multi_acquire multi_release multi_abandon"
     plant(in_step(steps, "if wants == '0' and is_heard(channel) then", "if false then"), monkeypatch)
     crowd = Crowd(1, ("ab", "bc", "ca") * 4, cycles=3, hold=0.0005)
+    crowd.world.tracking = False  # else word of a write sends one of them out of step now and then
     crowd.run(2)
     assert not all(process.done for process in crowd.processes)
     assert len(crowd.world.sent) > 5000, "they do not sleep either"

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from holdfast.lab.site import Request, frozen
 from holdfast.lab.store import Store
-from holdfast.lab.world import perform
+from holdfast.lab.world import perform, watched_keys
 from holdfast.lua import SCRIPTS
 from holdfast.protocol.effects import Step
 
@@ -90,7 +90,12 @@ class Server:
             store.subscribed |= {channel.encode()}
             return Done(self._mark(store), (True,))
         replies = tuple(frozen(perform(store, op, request.link)) for op in request.ops)
-        watched = frozenset(op.keys[0].encode() for op in request.ops if isinstance(op, Step) and op.watch)
+        watched = frozenset(
+            key
+            for op, reply in zip(request.ops, replies, strict=True)
+            if isinstance(op, Step) and op.watch
+            for key in watched_keys(op, reply)
+        )
         bells, written = tuple(store.outbox), frozenset(store.written)
         return Done(self._mark(store), replies, bells, written, watched)
 

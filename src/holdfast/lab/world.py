@@ -13,7 +13,7 @@ from __future__ import annotations
 import heapq
 import random
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from holdfast.errors import Unavailable
 from holdfast.lab.machine import Machine, Process
@@ -21,7 +21,9 @@ from holdfast.lab.store import ReplyError, Status, Store
 from holdfast.lua import SCRIPTS
 from holdfast.protocol.effects import Command, Step, StepFailed
 
-__all__ = ["DELIVERED", "Fate", "Message", "Stuck", "World", "failed", "perform", "silence"]
+__all__ = ["DELIVERED", "Fate", "Message", "Stuck", "World", "failed", "perform", "silence", "watched_keys"]
+
+_LEAST_SAID: Final = 4  # of a refusal; fifth comes the key, if it is one of several
 
 
 class Stuck(Exception):
@@ -62,6 +64,17 @@ def perform(store: Store, op: Step | Command, link: str | None = None) -> Any:
     if isinstance(reply, ReplyError):
         return failed(f"it answered {reply.code}", sent=False, retry=reply.code == "OOM")
     return str(reply).encode() if isinstance(reply, Status) else reply
+
+
+def watched_keys(step: Step, reply: Any) -> list[bytes]:
+    """Of which keys the sender of a step with ``watch`` is told.
+
+    A server tells of all that the step has read; but nobody minds side keys, nor, of several locks, others than the one
+    that has refused.
+    """
+    if isinstance(reply, list | tuple) and len(reply) > _LEAST_SAID:
+        return [reply[_LEAST_SAID]]
+    return [key.encode() for key in step.keys if key == step.keys[0] or ":hf1:" not in key]
 
 
 def failed(why: str, *, sent: bool, retry: bool = True, prompt: bool = False) -> StepFailed:
@@ -192,7 +205,8 @@ class World:
         reply = perform(self.store, op, link)
         self._spread_word(machine)
         if isinstance(op, Step) and op.watch and machine is not None and self.tracking:
-            self._tracked.setdefault(op.keys[0].encode(), set()).add(machine)
+            for key in watched_keys(op, reply):
+                self._tracked.setdefault(key, set()).add(machine)
         return reply
 
     # Bells and pushes.

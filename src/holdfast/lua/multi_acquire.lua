@@ -7,8 +7,8 @@
 --      7 since when it waits, by the time here in us (0: it has not)
 --
 -- Returns the fence                 granted, all of them, with this one fence; the ttl is full (or longer)
---         {0, ms, now_us, first}    refused; ms until the holder's lease on that name ends, negative if that is not known;
---                                   the time here; first is 1 if nobody else is before us in the queue of that name
+--         {0, ms, now_us, first, lock}   refused by that lock; ms until the lease of its holder ends, negative if that is
+--                                   not known; the time here; first is 1 if nobody else is before us in its queue
 --         {-1, 0}                   refused; this token was given up before this request arrived
 --         {-2, kind}                refused; one of the names is in use as another kind of lock
 --
@@ -92,11 +92,14 @@ local function may_have()
   return is_our_turn()
 end
 
+-- Where it stands in a queue already: also if it does not know, because the reply was lost that would have told it.
 local waits_at
-for name = 1, mine > 0 and NAMES or 0 do
+for name = 1, NAMES do
   look_at(name)
-  if redis.call('ZSCORE', KEYS[3], token) then
+  local since = redis.call('ZSCORE', KEYS[3], token)
+  if since then
     waits_at = name
+    mine = mine > 0 and math.min(mine, tonumber(since)) or tonumber(since)
   end
 end
 
@@ -162,4 +165,6 @@ if ARGV[5] ~= '' then
   redis.call('PEXPIRE', KEYS[4], 5000)
   first = head() == token and 1 or 0
 end
-return {0, free_in_ms or redis.call('PTTL', KEYS[1]), now, first}
+-- Read last, whatever else was read or written: a client that has the lock watched is told of the next write to it.
+local left_ms = redis.call('PTTL', KEYS[1])
+return {0, free_in_ms or left_ms, now, first, KEYS[1]}

@@ -52,8 +52,10 @@ class Switchboard:
     def dismiss(self, hold: Hold) -> None:
         """It waits no longer."""
         self.waiting.pop(hold.token, None)
-        if self.watching.get(hold.keys.main) is hold:
-            self.watching.pop(hold.keys.main, None)
+        if self.watching:
+            for key in hold.mains:
+                if self.watching.get(key) is hold:
+                    self.watching.pop(key, None)
 
     def deliver(self, message: bytes, now: float) -> None:
         """A bell was rung. Whatever makes no sense, or is for nobody here, is passed over."""

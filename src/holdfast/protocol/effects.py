@@ -78,7 +78,7 @@ T = TypeVar("T")
 class Step(NamedTuple):
     """One atomic step on the server: a script of ``lua/`` by name, its keys and arguments.
 
-    ``watch``: from then on the server should tell us when anybody else writes the first of the keys; once.
+    ``watch``: from then on the server should tell us when anybody else writes a lock that is among the keys; once.
     """
 
     script: str

@@ -8,11 +8,13 @@ in which names are asked for can end in a deadlock.
 Atomic: each step is one script over all names, as the mutex's are over one, and idempotent by the same token. They
 have one fence, greater than all that any of the names has seen. A lease that has lost one name is lost.
 
-Waiting. A bell only says that it is worth asking again, for it speaks of one name. Among those who want several the
-one who has waited longest comes first, by the server's time of its first refusal, which it says with each step. Without
-that, four who want the same two names can go round in circles, each woken for one while another is woken for the other.
-One who wants several names under constant load can wait for long: there must be a moment at which all of them are
-free, and nobody holds others up until there is. That is the price of holding no reservation.
+Waiting. A bell only says that it is worth asking again, for it speaks of one name. Which one refused it the waiter is
+told, and, being the first in its queue, has that one watched, for somebody who knows of no queue may free it. Among
+those who want several the one who has waited longest comes first, by the server's time of its first refusal, which it
+says with each step. Without that, four who want the same two names can go round in circles, each woken for one while
+another is woken for the other. One who wants several names under constant load can wait for long: there must be a
+moment at which all of them are free, and nobody holds others up until there is. That is the price of holding no
+reservation.
 
 Why not one lock after the other in sorted order? It cannot deadlock either, but whoever waits for the last name
 keeps everybody from the first.
@@ -54,8 +56,7 @@ def together(several: tuple[Keys, ...]) -> tuple[Keys, tuple[Keys, ...]]:
 class _Several:
     """The steps of a lock on several names."""
 
-    def __init__(self, *, watches: bool) -> None:
-        self.watches = watches
+    watches = True
 
     def acquire_step(self, hold: MultiHold, channel: str, watch: bool) -> Step:
         ttl, retention, _, grace = hold.terms.said
@@ -79,9 +80,7 @@ class _Several:
         return Step("multi_adopt", _groups(hold), (hold.token, ttl, retention, giver))
 
 
-# A waiter need not know at which name it waits, so it cannot have that one watched; it asks every half second anyway.
-_SOUGHT: Final = _Several(watches=False)
-_KEPT: Final = _Several(watches=True)
+_SEVERAL: Final = _Several()
 
 
 def _groups(hold: MultiHold) -> tuple[str, ...]:
@@ -91,6 +90,7 @@ def _groups(hold: MultiHold) -> tuple[str, ...]:
 class MultiHold(Hold):
     """One acquisition of several names."""
 
+    kind = _SEVERAL
     slot: Any = -1  # the fence of each name, if they are not the same
     since_us = 0  # the server's time of the first refusal
     _asked = (0.0, 0)
@@ -98,7 +98,6 @@ class MultiHold(Hold):
     def __init__(self, keys: Keys, each: tuple[Keys, ...], terms: Terms, gate: Gate) -> None:
         super().__init__(keys, terms, gate)
         self.each = each
-        self.kind = _SOUGHT
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -121,10 +120,6 @@ class MultiHold(Hold):
     def asked(self, when: tuple[float, int]) -> None:
         self._asked = when
         self.since_us = self.since_us or when[1]
-
-    def grant(self, fence: int, asked_at: float) -> None:
-        self.kind = _KEPT
-        super().grant(fence, asked_at)
 
     def rung(self, word: Word, now: float) -> bool:
         """One name was granted; all of them have to be asked for."""

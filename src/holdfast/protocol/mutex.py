@@ -73,14 +73,17 @@ _LONGEST_PAUSE: Final = 0.25
 _LONGEST_POLL: Final = 0.1  # of a waiter in the queue whom no bell can reach
 
 
+_LEAST_SAID: Final = 4  # of a refusal
+
 _make: Final[Any] = tuple.__new__  # as in effects
 
 
 class Refusal(NamedTuple):
-    """Somebody else has it, for so many ms (-1: nobody knows); and whether we are the first in the queue."""
+    """Somebody else has that key, for so many ms (-1: nobody knows); and whether we are the first in its queue."""
 
     left_ms: int
     first: bool
+    key: str
 
 
 class Kind(Protocol):
@@ -157,10 +160,11 @@ def acquire(hold: Hold, until: float | None, board: Switchboard) -> Effects[bool
             channel = board.enlist(hold) if patient else ""
             if deaf:
                 channel = channel or MUTE
-            watch = watches and refusal is not None and refusal.first and channel not in ("", MUTE)
-            if watch:
-                board.watching[hold.keys.main] = hold
-            step = acquire_step(hold, channel, watch=watch)
+            watched = ""
+            if watches and refusal is not None and refusal.first and channel not in ("", MUTE):
+                watched = refusal.key
+                board.watching[watched] = hold
+            step = acquire_step(hold, channel, watch=watched != "")
             try:
                 refusal = yield from _ask(hold, step, _call_timeout(hold, until, asked_at), asked_at)
             except StepFailed as failed:
@@ -183,7 +187,7 @@ def acquire(hold: Hold, until: float | None, board: Switchboard) -> Effects[bool
                 deaf = not (yield from _arm(hold, board, until, now))
                 now = yield from clock()  # and ask again: it may have been freed before we could hear that
             else:
-                wakes_at = now + pause_for(hold, refusal, attempt, channel, watch or not watches)
+                wakes_at = now + pause_for(hold, refusal, attempt, channel, watched if watches else None)
                 now = yield from _sleep(hold, board, wakes_at if until is None else min(wakes_at, until))
                 if hold.phase is HELD:
                     return True
@@ -196,8 +200,8 @@ def acquire(hold: Hold, until: float | None, board: Switchboard) -> Effects[bool
             board.dismiss(hold)
 
 
-def pause_for(hold: Hold, refusal: Refusal | None, attempt: int, channel: str, watched: bool) -> float:
-    """How long to wait for a bell before asking again."""
+def pause_for(hold: Hold, refusal: Refusal | None, attempt: int, channel: str, watched: str | None) -> float:
+    """How long to wait for a bell before asking again, with that key watched (None: it never is)."""
     if refusal is None:
         return backoff(hold.token, attempt)
     pause = REFRESH
@@ -205,7 +209,7 @@ def pause_for(hold: Hold, refusal: Refusal | None, attempt: int, channel: str, w
         pause = min(backoff(hold.token, attempt), _LONGEST_POLL)
     elif not refusal.first:
         return pause  # it is for the one before us to see when the lease ends
-    elif not watched:
+    elif watched is not None and watched != refusal.key:
         pause = WATCH_AFTER
     return min(pause, (refusal.left_ms + 1) / 1000) if refusal.left_ms >= 0 else pause
 
@@ -266,7 +270,8 @@ def _ask(hold: Hold, step: Step, timeout: float, asked_at: float) -> Effects[Ref
     hold.asked = asked_at, reply[2]
     hold.queued = hold.queued or step.args[4] != ""
     hold.doubtful = doubtful
-    return Refusal(reply[1], reply[3] == 1)
+    key = reply[4].decode() if len(reply) > _LEAST_SAID else hold.keys.main  # of several names, that one
+    return Refusal(reply[1], reply[3] == 1, key)
 
 
 def _call_timeout(hold: Hold, until: float | None, now: float) -> float:
