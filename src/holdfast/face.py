@@ -66,11 +66,13 @@ def policy_of(
         raise InvalidConfig(
             f"serializer={serializer!r:.60}", "give something with dumps and loads, like the module json"
         )
+    longest = None if max_compute is None else seconds("max_compute", max_compute, least=0.05)
+    claimed = seconds("compute_ttl", compute_ttl, least=0.05)
     terms = Terms(
-        ttl=seconds("compute_ttl", compute_ttl, least=0.05),
+        ttl=claimed if longest is None else min(claimed, longest),  # or the server would keep the claim for longer
         wait=None if wait is None or wait == math.inf else seconds("wait", wait),
         renew=True,
-        max_hold=None if max_compute is None else seconds("max_compute", max_compute, least=0.05),
+        max_hold=longest,
         on_lost=None,
         label="",
         cohort=0,

@@ -366,6 +366,20 @@ def test_early_refresh_comes_before_the_time_and_costs_nobody_else_anything(play
 # ---- waiting, invalidating -----------------------------------------------------------------------------------------
 
 
+def test_max_compute_may_be_shorter_than_the_claim(play: Any) -> None:
+    async def scenario(api: Any) -> None:
+        one, two = api.client(), api.client()
+        source = Source(api, 1.2)
+        hanging = api.spawn(lambda: one.get_or_compute("k", source, max_compute=0.3))
+        await api.sleep(0.05)
+        source.cost = 0.0
+        for client in (one, two):  # in the same process, and in another
+            assert await client.get_or_compute("k", source, wait=1) == {"number": 2}
+        assert await hanging.join() == {"number": 1}
+
+    play(scenario)
+
+
 @pytest.mark.parametrize("wait", [0, 0.1])
 def test_patience_ends_with_compute_timeout(play: Any, wait: float) -> None:
     async def scenario(api: Any) -> None:
