@@ -14,6 +14,7 @@ from holdfast.lab.cache_promises import CACHE_PROMISES
 from holdfast.lab.check import CHECKS
 from holdfast.lab.election import election_config
 from holdfast.lab.faults import FAULTS, TREACHERY
+from holdfast.lab.handover import handover_config
 from holdfast.lab.latch import latch_config
 from holdfast.lab.rlock import rlock_config
 from holdfast.lab.rows import rwlock_config, semaphore_config, several_config
@@ -27,7 +28,8 @@ DAILY_KINDS: Final = tuple(kind for kind in FAULTS if kind not in {*TREACHERY, "
 
 _LOCK: Final = tuple(CHECKS)
 _ROOM: Final = ("NoFalseHold", "NoOrphan", "NoLostWakeup", "FenceMonotone", "AcquireTotality")
-_SEVERAL: Final = tuple(name for name in CHECKS if name != "Fifo")  # who is refused by another name waits there instead
+# Who is refused by another name waits there instead; and who has a ticket is served before those who wait.
+_UNORDERED: Final = tuple(name for name in CHECKS if name != "Fifo")
 _CACHE: Final = (*CACHE_PROMISES, "NoOrphan", "NoLostWakeup", "AcquireTotality")
 _LATCH: Final = ("ShutUntilZero", "CountedOnce", "NoLostWakeup", "NoOrphan")
 
@@ -42,12 +44,18 @@ PRIMITIVES: Final[dict[str, Primitive]] = {
     "semaphore": Primitive(semaphore_config, ("PermitCount", *_ROOM)),
     "rwlock": Primitive(rwlock_config, ("ModeExclusion", *_ROOM)),
     "rwlock:WRW": Primitive(partial(rwlock_config, "WRW"), ("ModeExclusion", *_ROOM)),
-    "several": Primitive(partial(several_config, "ab", "ba", "b"), _SEVERAL),
+    "several": Primitive(partial(several_config, "ab", "ba", "b"), _UNORDERED),
     "latch": Primitive(latch_config, _LATCH, (*DAILY_KINDS, "duplicate")),
     "latch:barrier": Primitive(partial(latch_config, "BBB", 3), _LATCH, (*DAILY_KINDS, "duplicate")),
     "rlock": Primitive(rlock_config, (*_LOCK, "LevelCount")),
     "election": Primitive(election_config, (*_LOCK, "LeaderKnown", "StepsDown")),
     "election:terms": Primitive(partial(election_config, "TRR"), (*_LOCK, "StepsDown")),
+    "hand_over": Primitive(handover_config, _UNORDERED),
+    "hand_over:race": Primitive(partial(handover_config, roles="gtt"), _UNORDERED),
+    "hand_over:several": Primitive(partial(handover_config, partial(several_config, "ab", "ab", "b")), _UNORDERED),
+    "hand_over:semaphore": Primitive(partial(handover_config, semaphore_config, "bbb"), ("PermitCount", *_ROOM)),
+    "hand_over:read": Primitive(partial(handover_config, partial(rwlock_config, "RRW")), ("ModeExclusion", *_ROOM)),
+    "hand_over:write": Primitive(partial(handover_config, partial(rwlock_config, "WWR")), ("ModeExclusion", *_ROOM)),
     "cache": Primitive(cache_config, _CACHE),
     "cache:failing": Primitive(partial(cache_config, "VFI"), _CACHE),
     "cache:stale": Primitive(partial(cache_config, "VVI", ttl=0.05, stale=60.0), _CACHE),

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 __all__ = ["Transition"]
 
 BROKEN_LINK: Final = Failure("the connection broke", sent=True, retry=True, prompt=True)
-_QUEUEING: Final = ("acquire", "room_acquire", "multi_acquire")
+_ADOPTING: Final = ("adopt", "room_adopt", "multi_adopt")
+_QUEUEING: Final = ("acquire", "room_acquire", "multi_acquire", *_ADOPTING)  # or else granting it at once
+GIVER: Final = 3  # among the arguments of an adoption
 AWAY_US: Final = 100_000  # how long a server that starts again, or is replaced, is away
 
 
@@ -117,7 +119,7 @@ class Transition:
         model, server = self.model, self.server
         done = server.execute(self.store, request, model.channels[client])
         if done.store != self.store:
-            self._note_change(client, self.store, done.store)
+            self._note_change(client, request, self.store, done.store)
             if "failover" in self.config.kinds and self.faults < self.config.most_faults:
                 self.before = (*self.before, self.store)[-self.config.lag :]
             self.store = done.store
@@ -141,7 +143,7 @@ class Transition:
             self.tracked |= {(key, client) for key in done.watched}
         return done.replies
 
-    def _note_change(self, client: int, old: int, new: int) -> None:
+    def _note_change(self, client: int, request: Request, old: int, new: int) -> None:
         """See to whom the key belongs now, and whether it was anybody's to change."""
         server, config = self.server, self.config
         was, is_now = server.lock(old), server.lock(new)
@@ -161,7 +163,7 @@ class Transition:
         if not stood:
             self.owner = client if named is None else named
         elif named is not None and named != self.owner:
-            if owned:
+            if owned and not _adopts(request, value):
                 self._event(client, "removed", other=self.owner)
             self.owner = named
         elif owned and until is not None:
@@ -190,7 +192,7 @@ class Transition:
             reply = done.replies[0]
             if isinstance(reply, tuple) and reply[0] == 1:  # of a room: and the place
                 reply = reply[1]
-            if isinstance(reply, bytes | int):
+            if isinstance(reply, bytes | int) and int(reply) > 0:
                 self._event(client, "minted", fence=int(reply))
 
     def _arrive(self, client: int, request: Request, replies: tuple[Any, ...]) -> None:
@@ -419,3 +421,10 @@ class Transition:
 def _queued(request: Request, reply: Any) -> bool:
     """Whether that acquire was refused and has taken a place in the queue."""
     return isinstance(reply, tuple) and reply[0] == 0 and request.ops[0].args[4] != ""
+
+
+def _adopts(request: Request, value: bytes | None) -> bool:
+    """Whether it takes over what holds that token, with a ticket for it. There is none before its giver has let go."""
+    return any(
+        isinstance(op, Step) and op.script in _ADOPTING and op.args[GIVER].encode() == value for op in request.ops
+    )
