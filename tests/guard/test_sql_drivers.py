@@ -174,6 +174,17 @@ async def test_an_asyncio_connection_is_refused_and_told_what_to_do(
     assert database.record() == (8, "b")
 
 
+def test_a_connection_without_commit_is_one_of_asyncio_too(notes: Table) -> None:
+    """As that of asyncpg."""
+
+    class Connection:
+        async def execute(self, query: str, *values: Any) -> str:
+            raise AssertionError("not like this")
+
+    with pytest.raises(holdfast.Unsupported, match="put_statement"):
+        notes.put(Connection(), {"id": 1, "body": "one"}, OLD)
+
+
 def test_parameters_may_be_numbered(postgres: Postgres, make_resource: Make) -> None:
     """As asyncpg wants them; psycopg's raw cursors do, too."""
     import psycopg

@@ -154,7 +154,7 @@ class Table:
             )
 
     def _style(self, connection: Any) -> str:
-        if iscoroutinefunction(getattr(connection, "commit", None)):
+        if any(iscoroutinefunction(getattr(connection, method, None)) for method in ("commit", "execute")):
             raise Unsupported("a guarded write by a connection of asyncio", "await what put_statement() gives you")
         return self._paramstyle or _style_of(connection)
 
