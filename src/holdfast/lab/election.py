@@ -55,7 +55,7 @@ async def _resign(site: Site, lock: BaseLock[QuietLease]) -> None:
         site.begin(lease)
         await stay(site)
         site.leave()
-        await give_back(site, lock._release())
+        await give_back(site, lock._release(), wholly=True)
 
 
 async def _lead_twice(site: Site, lock: BaseLock[QuietLease]) -> None:
@@ -68,7 +68,7 @@ async def _lead_twice(site: Site, lock: BaseLock[QuietLease]) -> None:
         if stays:
             await stay(site)
         site.leave()
-        await give_back(site, terms._end())  # with which the next round would begin, too
+        await give_back(site, terms._end(), wholly=True)  # with which the next round would begin, too
 
 
 async def _look_on(site: Site, election: BaseElection[QuietLease]) -> None:
@@ -88,12 +88,15 @@ async def _look_on(site: Site, election: BaseElection[QuietLease]) -> None:
 
 
 def _elected(model: Any, was: State, state: State, fence_key: bytes) -> Iterator[tuple[int, str, str]]:
-    """Whose the key is, from now on. It may not know yet; and if it cannot hear bells, nothing else says so."""
+    """Whose the key is, and with which fence, from now on. It may not know yet; and if it cannot hear bells, nothing
+    else says so."""
     if was.store == state.store:
         return
-    value, _ = model.server.lock(state.store)
-    if value is not None and value != model.server.lock(was.store)[0]:
-        fence = model.server.store(state.store).values.get(fence_key, b"")
+    before, (value, fence) = (
+        (model.server.lock(mark)[0], model.server.store(mark).values.get(fence_key, b""))
+        for mark in (was.store, state.store)
+    )
+    if value is not None and before != (value, fence):
         yield model.names.index(value[:1].decode()), "elected", fence.decode()
 
 

@@ -15,16 +15,16 @@ from holdfast.lab.machine import Cancelled
 from holdfast.lab.rows import LAB_TERMS, NAME, QuietLease, fenced_config
 from holdfast.lab.site import Site
 from holdfast.lab.state import Config
-from holdfast.lab.visits import AT_ONCE, NEWCOMER, ask, cast_in, stay
+from holdfast.lab.visits import AT_ONCE, NEWCOMER, ask, cast_in, give_back, stay
 from holdfast.lease import ENDED
 from holdfast.names import keys_of
+from holdfast.protocol import rlock as protocol
 from holdfast.protocol.effects import caller
-from holdfast.protocol.rlock import BaseRLock, Owned, ReentrantLease, release_level
 
 __all__ = ["rlock_config"]
 
 
-class QuietReentrantLease(ReentrantLease, QuietLease):
+class QuietReentrantLease(protocol.ReentrantLease, QuietLease):
     __slots__ = ()
 
 
@@ -34,8 +34,8 @@ def rlock_config(cast: str = "212", **bounds: Any) -> Config:
 
     def make_locks(driver: Any) -> tuple[Any, Any]:
         """Two objects of one client: who owns what is known to both."""
-        owned: Owned = WeakValueDictionary()
-        one, other = (BaseRLock(driver, keys, terms, QuietReentrantLease, owned) for _ in range(2))
+        owned: protocol.Owned = WeakValueDictionary()
+        one, other = (protocol.BaseRLock(driver, keys, terms, QuietReentrantLease, owned) for _ in range(2))
         return one, other
 
     async def visit(site: Site) -> None:
@@ -73,15 +73,9 @@ async def _nest(site: Site, stays_at: str) -> None:
     if stays_at == "1":
         await stay(site)
     site.leave()
-    try:
-        await run(lock._release())
-    except (HoldfastError, Cancelled) as error:
-        site.note("unreleased", what=type(error).__name__)
-        site.stage = "done"
-    else:
-        site.note("released")
+    await give_back(site, lock._release(), wholly=True)
+    if site.stage == "over":
         _note_level(site, lease, levels - 1)
-        site.stage = "over"  # so nothing of it may be left
 
 
 def _note_level(site: Site, lease: Any, levels: int) -> None:
@@ -90,7 +84,7 @@ def _note_level(site: Site, lease: Any, levels: int) -> None:
 
 async def _trespass(site: Site, lock: Any, lease: Any) -> None:
     refused = not await site.machine.run(_owns(lock))
-    for attempt in (lock._release(), release_level(lease)):
+    for attempt in (lock._release(), protocol.release_level(lease)):
         try:
             await site.machine.run(attempt)
             refused = False

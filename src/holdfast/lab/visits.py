@@ -54,15 +54,16 @@ async def stay(site: Site) -> None:
         pass
 
 
-async def give_back(site: Site, protocol: Generator[Any, Any, Any]) -> None:
-    """And its visit is over."""
+async def give_back(site: Site, protocol: Generator[Any, Any, Any], *, wholly: bool = False) -> None:
+    """And its visit is over; ``wholly``: if it went well, nothing of it may be left."""
     try:
         await site.machine.run(protocol)
     except (HoldfastError, Cancelled) as error:
         site.note("unreleased", what=type(error).__name__)
+        site.stage = "done"
     else:
         site.note("released")
-    site.stage = "done"
+        site.stage = "over" if wholly else "done"
 
 
 def cast_in(cast: str, name: str) -> str:
