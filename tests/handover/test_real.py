@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import threading
 
@@ -9,12 +10,18 @@ import pytest
 import redis
 
 import holdfast
+import holdfast.aio
 from tests.drivers.test_fork import in_child
+from tests.drivers.test_full_memory import fill_up
+from tests.handover.kinds import KINDS, Kind
+from tests.proxy import LOSE_REPLY, LOSE_REQUEST, MUTE_REPLY, Fault, Proxy
 from tests.servers import Server
-from tests.support import Script, eventually, lock_keys
+from tests.support import Script, eventually
 
 # Forking a process that has threads is deprecated since Python 3.12, and yet it is what a test here is about.
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+
+EVERY_KIND = pytest.mark.parametrize("kind", KINDS.values(), ids=list(KINDS))
 
 ADOPTER = """
 client = holdfast.connect(url)
@@ -28,35 +35,111 @@ client.close()
 """
 
 
-def test_another_process_goes_on_where_this_one_ends(server: Server, admin: redis.Redis) -> None:
+def left(admin: redis.Redis) -> list[str]:
+    """What is on the server, less what is to be remembered for a while."""
+    return [key.decode() for key in admin.keys("*") if not any(word in key for word in (b":fence", b":gone:", b"warm"))]
+
+
+@EVERY_KIND
+def test_another_process_goes_on_where_this_one_ends(kind: Kind, server: Server, admin: redis.Redis) -> None:
     with Script(ADOPTER, server.url) as script:
         with holdfast.connect(server.url) as client:
-            lease = client.lock("x", ttl=10).acquire()
+            lease = kind.ask(client, ttl=10).acquire()
             assert lease
             script.write(lease.hand_over() + "\n")
             fence = int(script.hear())
         assert fence > lease.fence
-        assert admin.exists("x"), "that the giver's client was closed changes nothing"
+        with holdfast.connect(server.url) as client:
+            refused = kind.rival(client).acquire(blocking=False)
+            assert refused is None, "that the giver's client was closed changes nothing"
         script.write("\n")
         script.hear("True")
         script.finish()
-    assert lock_keys(admin) == []
+    assert left(admin) == []
 
 
-def test_an_adopter_that_is_killed_leaves_the_lock_to_its_own_ttl(server: Server, client: holdfast.Client) -> None:
+@EVERY_KIND
+def test_an_adopter_that_is_killed_leaves_the_lock_to_its_own_ttl(
+    kind: Kind, server: Server, client: holdfast.Client
+) -> None:
     with Script(ADOPTER, server.url) as script:
-        lease = client.lock("x", ttl=600).acquire()
+        lease = kind.ask(client, ttl=600).acquire()
         assert lease
         script.write(lease.hand_over() + "\n")
         script.hear()
         script.send(signal.SIGKILL)
-        with client.lock("x", wait=30):
+        with kind.rival(client, wait=30):
             pass
 
 
-def test_of_many_who_adopt_one_ticket_one_has_it(server: Server, client: holdfast.Client) -> None:
+STEPS = {
+    "lock": ("hand_over", "adopt"),
+    "several": ("multi_hand_over", "multi_adopt"),
+    "permit": ("room_hand_over", "room_adopt"),
+    "write": ("room_hand_over", "room_adopt"),
+}
+FAULTY_STEPS = pytest.mark.parametrize(
+    ("kind", "step", "fault"),
+    [(kind, step, fault) for kind, steps in STEPS.items() for step in steps for fault in (LOSE_REPLY, LOSE_REQUEST)],
+    ids=lambda value: value if isinstance(value, str) else value.kind,
+)
+
+
+@FAULTY_STEPS
+def test_a_reply_that_was_lost_is_asked_for_again(
+    kind: str, step: str, fault: Fault, proxy: Proxy, admin: redis.Redis
+) -> None:
+    with holdfast.connect(proxy.url, timeout=2) as client:
+        with client.lock("warm"):
+            pass
+        lease = KINDS[kind].ask(client).acquire()
+        assert lease
+        proxy.on(step, fault)
+        taken = client.adopt(lease.hand_over(), ttl=3)
+        assert proxy.seen(step) == 2
+        assert taken.fence > lease.fence
+        assert taken.held
+        taken.release()
+    assert left(admin) == []
+
+
+@FAULTY_STEPS
+def test_a_reply_that_was_lost_is_asked_for_again_under_asyncio(
+    kind: str, step: str, fault: Fault, proxy: Proxy, admin: redis.Redis
+) -> None:
+    async def relay() -> None:
+        async with holdfast.aio.connect(proxy.url, timeout=2) as client:
+            async with client.lock("warm"):
+                pass
+            lease = await KINDS[kind].ask(client).acquire()
+            assert lease
+            proxy.on(step, fault)
+            taken = await client.adopt(await lease.hand_over(), ttl=3)
+            assert proxy.seen(step) == 2
+            assert taken.fence > lease.fence
+            assert taken.held
+            await taken.release()
+
+    asyncio.run(relay())
+    assert left(admin) == []
+
+
+@EVERY_KIND
+def test_a_full_server_is_no_hindrance(kind: Kind, client: holdfast.Client, admin: redis.Redis) -> None:
+    lease = kind.ask(client).acquire()
+    assert lease
+    fill_up(admin)
+    client.adopt(lease.hand_over()).release()
+    admin.config_set("maxmemory", 0)
+    for key in admin.scan_iter("ballast:*"):
+        admin.delete(key)
+    assert left(admin) == []
+
+
+@pytest.mark.parametrize("kind", [KINDS["lock"], KINDS["permit"], KINDS["read"]], ids=["lock", "permit", "read"])
+def test_of_many_who_adopt_one_ticket_one_has_it(kind: Kind, server: Server, client: holdfast.Client) -> None:
     for _ in range(10):
-        lease = client.lock("x").acquire()
+        lease = kind.ask(client).acquire()
         assert lease
         ticket = lease.hand_over()
         with holdfast.connect(server.url) as other:
@@ -82,9 +165,10 @@ def test_of_many_who_adopt_one_ticket_one_has_it(server: Server, client: holdfas
             won[0].release()
 
 
-def test_threads_that_hand_over_and_release_at_once_do_only_one_of_it(client: holdfast.Client) -> None:
-    for _ in range(30):
-        lease = client.lock("x").acquire()
+@EVERY_KIND
+def test_threads_that_hand_over_and_release_at_once_do_only_one_of_it(kind: Kind, client: holdfast.Client) -> None:
+    for _ in range(15):
+        lease = kind.ask(client).acquire()
         assert lease
         tickets: list[str] = []
         ready = threading.Barrier(2)
@@ -108,7 +192,7 @@ def test_threads_that_hand_over_and_release_at_once_do_only_one_of_it(client: ho
         assert released == (not tickets)
         if tickets:
             client.adopt(tickets[0]).release()
-        with client.lock("x", wait=0):
+        with kind.rival(client, wait=0):
             pass
 
 
@@ -134,8 +218,11 @@ def test_local_waiters_of_the_giver_do_not_inherit_what_was_handed_over(client: 
     assert entered.is_set()
 
 
-def test_a_forked_child_adopts_what_the_parent_hands_over(client: holdfast.Client, admin: redis.Redis) -> None:
-    lease = client.lock("x").acquire()
+@EVERY_KIND
+def test_a_forked_child_adopts_what_the_parent_hands_over(
+    kind: Kind, client: holdfast.Client, admin: redis.Redis
+) -> None:
+    lease = kind.ask(client).acquire()
     assert lease
     ticket = lease.hand_over()
 
@@ -145,7 +232,55 @@ def test_a_forked_child_adopts_what_the_parent_hands_over(client: holdfast.Clien
         taken.release()
 
     in_child(work)
-    assert lock_keys(admin) == []
+    assert left(admin) == []
+
+
+def test_an_object_adopts_in_a_forked_child(client: holdfast.Client, admin: redis.Redis) -> None:
+    permits, lock = client.semaphore("x", 2), client.rwlock("y")
+    others = permits.acquire(), lock.read.acquire()
+    tickets = [lease.hand_over() for lease in (permits.acquire(), lock.read.acquire()) if lease]
+
+    def work() -> None:
+        permit, reading = permits.adopt(tickets[0]), lock.read.adopt(tickets[1])
+        assert permit.slot == 1
+        permits.release()
+        lock.read.release()
+        assert not permit.held
+        assert not reading.held
+        with pytest.raises(holdfast.OverRelease):
+            permits.release()
+
+    in_child(work)
+    for lease in others:
+        assert lease
+        lease.release()
+    assert left(admin) == []
+
+
+@pytest.mark.parametrize("face", ["blocking", "asyncio"])
+def test_an_interrupt_on_the_way_leaves_nothing_behind(face: str, proxy: Proxy, admin: redis.Redis) -> None:
+    """A task is cancelled, or its time is up, while its adoption is under way; what was adopted is given back."""
+    with holdfast.connect(proxy.url, timeout=1) as client:
+        permits = client.semaphore("x", 1)
+        lease = permits.acquire()
+        assert lease
+        ticket = lease.hand_over()
+        if face == "blocking":
+            proxy.on("room_adopt", MUTE_REPLY, times=20)
+            with pytest.raises(holdfast.Unavailable):
+                client.adopt(ticket, ttl=1)
+        else:
+            proxy.on("room_adopt", MUTE_REPLY)
+
+            async def cancelled() -> None:
+                async with holdfast.aio.connect(proxy.url) as other:
+                    with pytest.raises(TimeoutError):
+                        await asyncio.wait_for(other.adopt(ticket), 0.2)
+
+            asyncio.run(cancelled())
+        with client.semaphore("x", 1, wait=10) as later:
+            assert later.fence > lease.fence
+    eventually(lambda: left(admin) == [], what="nothing is left")
 
 
 def test_a_forked_child_cannot_hand_over_what_the_parent_holds(client: holdfast.Client) -> None:
