@@ -346,6 +346,7 @@ SECRET = "0123456789abcdef" * 2
         (f"web1-42-v1.2.{SECRET}", ("web1", 42, "v1.2")),
         ("m1-label.0000000000000000000001", ("m1", None, "label")),
         (SECRET, ("", None, "")),
+        (f"eyJhbGciOiJIUzI1NiJ9.eyJuYW1lIjoiYm9zcyJ9.{'Sfl9KxwRJSMeKKF2QT4f' * 2}", ("", None, "")),
         (f".{SECRET}", ("", None, "")),
         ("a.b", ("", None, "")),
         ("", ("", None, "")),

@@ -22,6 +22,7 @@ greater than that in order to rise.
 from __future__ import annotations
 
 import logging
+import re
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from holdfast.errors import AcquireTimeout, HoldfastError, LeaseLost, NotHeld
@@ -35,7 +36,7 @@ __all__ = ["BaseElection", "BaseTerms", "Leader", "leader_of"]
 L = TypeVar("L", bound=BaseLease)
 log = logging.getLogger("holdfast")
 
-_SECRET: Final = 22  # a token's random part has at least so many characters
+_SECRET: Final = re.compile("[0-9a-f]{22,32}")  # a token's random part
 
 
 class Leader(NamedTuple):
@@ -54,7 +55,7 @@ class Leader(NamedTuple):
 def leader_of(token: bytes, fence: bytes | None) -> Leader:
     """What may be shown of a token. That of another library has no readable part, and no fence."""
     readable, _, secret = token.decode(errors="replace").rpartition(".")
-    if not readable or len(secret) < _SECRET or not secret.isalnum():
+    if not readable or not _SECRET.fullmatch(secret):
         return Leader("", None, "", None, None)
     host, _, rest = readable.partition("-")
     pid, _, label = rest.partition("-")
