@@ -14,7 +14,7 @@ from tests.servers import Server
 DOCS = Path(__file__).parents[2] / "docs"
 SAID = {
     "rlock.md": ["still held: True"],
-    "hand-over.md": ["False", "order:42 True"],
+    "hand-over.md": ["False", "order:42 True", "slot 0 True"],
 }
 
 
