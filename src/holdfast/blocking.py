@@ -550,7 +550,7 @@ class Client(BaseClient):
         are those of ``lock``, but for cohort, which does not apply.
         """
         keys, terms = self._ask_room(name, (ttl, wait, renew, max_hold, on_lost, label, cohort))
-        return Semaphore(self._driver, keys, terms, Permit, permits)
+        return Semaphore(self._driver, keys, terms, Permit, whole("permits", permits, least=1))
 
     def rwlock(
         self,

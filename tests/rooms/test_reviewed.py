@@ -5,8 +5,11 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+import pytest
+
 import holdfast
 from holdfast.lease import ENDED
+from tests.rooms.harness import RoomPlay
 
 
 class _Interleaving:
@@ -36,3 +39,44 @@ def test_what_others_acquire_meanwhile_is_not_forgotten_with_what_has_ended(clie
     for _ in leases + meanwhile.acquired:
         semaphore.release()
     assert not any(lease.held for lease in leases + meanwhile.acquired)
+
+
+def test_more_permits_than_python_is_willing_to_print_are_refused_like_any(client: holdfast.Client) -> None:
+    with pytest.raises(holdfast.InvalidConfig, match="permits=.*give a whole number from 1 to 1000000"):
+        client.semaphore("a", 10**5000)
+
+
+def test_from_writing_to_reading_on_a_full_server() -> None:
+    play = RoomPlay()
+    one, two = play.client("one"), play.client("two")
+
+    async def writer() -> None:
+        async with one.rwlock("a", ttl=30).write as lease:
+            play.world.store.oom = True
+            await lease.downgrade()
+            play.world.store.oom = False
+            await play.sleep(one, 1)
+
+    writing = play.start(one, writer())
+    play.run(0.1)
+    reading = play.start(two, play.visit(two, "read", ttl=30, wait=0))
+    play.run(5)
+    writing.outcome()
+    reading.outcome()
+    assert play.left() == []
+
+
+def test_a_block_may_be_left_in_another_thread_if_its_object_is_its_own(client: holdfast.Client) -> None:
+    """A framework may enter and leave in different threads. Which block it leaves is known by the object alone."""
+    mine, theirs = client.semaphore("a", 3), client.semaphore("a", 3)
+    lease = mine.__enter__()
+
+    def leave() -> None:
+        with theirs as other:
+            mine.__exit__(None, None, None)
+            assert other.held
+
+    thread = threading.Thread(target=leave)
+    thread.start()
+    thread.join()
+    assert not lease.held

@@ -14,17 +14,15 @@ Atomic and clocks: as in room.py.
 
 from __future__ import annotations
 
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
-from holdfast.errors import InvalidConfig, OverRelease
+from holdfast.errors import OverRelease
 from holdfast.lease import BaseLease, Terms
 from holdfast.names import Keys
 from holdfast.protocol.effects import Effects
 from holdfast.protocol.room import BaseRoom
 
 __all__ = ["BasePermit", "BaseSemaphore"]
-
-MOST_PERMITS: Final = 1_000_000
 
 L = TypeVar("L", bound=BaseLease)
 
@@ -49,8 +47,6 @@ class BaseSemaphore(BaseRoom[L]):
     _unheld = OverRelease
 
     def __init__(self, driver: Any, keys: Keys, terms: Terms, lease_class: type[L], permits: int) -> None:
-        if isinstance(permits, bool) or not isinstance(permits, int) or not 1 <= permits <= MOST_PERMITS:
-            raise InvalidConfig(f"permits={permits!r:.60}", f"give a whole number from 1 to {MOST_PERMITS}")
         self._permits = permits
         super().__init__(driver, keys, terms, lease_class)
 
