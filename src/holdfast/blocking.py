@@ -571,8 +571,8 @@ class Client(BaseClient):
         """
         keys, terms = self._ask_room(name, (ttl, wait, renew, max_hold, on_lost, label, cohort))
         return RWLock(
-            ReadLock(self._driver, keys, terms, Lease, self._readers),
-            WriteLock(self._driver, keys, terms, WriteLease, self._readers),
+            ReadLock(self._driver, keys, terms, Lease, self._insiders),
+            WriteLock(self._driver, keys, terms, WriteLease, self._insiders),
         )
 
     def latch(self, name: str, count: int, *, retention: float = 3600.0) -> Latch:

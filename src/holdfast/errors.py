@@ -96,12 +96,13 @@ class AcquireTimeout(NotAcquired, TimeoutError):
 
 
 class WouldDeadlock(NotAcquired, RuntimeError):
-    """A reader has asked for the writing side of the same lock."""
+    """A reader has asked for the writing side of the same lock, or a writer for the reading side."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, reason: str = "") -> None:
         super().__init__(
             name,
-            "this thread or task reads it, and cannot wait for all readers to leave: a second one that did the same "
+            reason
+            or "this thread or task reads it, and cannot wait for all readers to leave: a second one that did the same "
             "would wait for this one, both for ever. Release the read first, and look again at what may have changed",
         )
 

@@ -23,7 +23,7 @@ from holdfast.protocol.multi import together
 from holdfast.protocol.recipes import FENCED, RECIPES, make
 from holdfast.protocol.rlock import Owned
 from holdfast.protocol.room import ANY
-from holdfast.protocol.rwlock import Readers
+from holdfast.protocol.rwlock import Insiders
 from holdfast.protocol.templates import Template, is_coroutine_function
 
 __all__ = ["FENCED", "BaseClient", "fenced_options"]
@@ -103,7 +103,7 @@ class BaseClient:
         self._vigils: Vigils = {}  # latches that are waited for
         self._recent: tuple[tuple[Any, ...], list[type], Terms] = (), [], shared
         self._owned: Owned = WeakValueDictionary()  # reentrant locks, by who has them
-        self._readers: Readers = WeakValueDictionary()  # of readers-writer locks, likewise
+        self._insiders: Insiders = WeakValueDictionary()  # of readers-writer locks, likewise
         self._recent_room = shared, replace(shared, cohort=0)
 
     def _ask(self, names: tuple[str, ...], asked: tuple[Any, ...]) -> tuple[Keys, Terms]:

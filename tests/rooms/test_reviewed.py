@@ -66,6 +66,51 @@ def test_from_writing_to_reading_on_a_full_server() -> None:
     assert play.left() == []
 
 
+def test_who_writes_and_asks_to_read_would_wait_for_itself(play: Any) -> None:
+    async def scenario(api: Any) -> None:
+        client = api.client()
+        rw = client.rwlock("a", ttl=30)
+        async with rw.write as lease:
+            for read in (rw.read, client.rwlock("a").read):
+                with pytest.raises(holdfast.WouldDeadlock, match=r"'a'.* writes it, .*downgrade") as caught:
+                    await read.acquire()
+                assert isinstance(caught.value, holdfast.NotAcquired)
+                with pytest.raises(holdfast.WouldDeadlock):
+                    async with read:
+                        raise AssertionError("entered")
+                # What does not wait for ever ends like any other wait.
+                assert await read.acquire(blocking=False) is None
+                assert await read.acquire(timeout=0.01) is None
+            await lease.downgrade()
+            async with rw.read:
+                pass
+            with pytest.raises(holdfast.WouldDeadlock, match="Release the read first"):
+                await rw.write.acquire()
+        async with rw.read:
+            pass
+
+    play(scenario)
+
+
+def test_another_thread_or_task_may_wait_to_read(play: Any) -> None:
+    async def scenario(api: Any) -> list[str]:
+        rw = api.client().rwlock("a", ttl=30)
+        read: list[str] = []
+
+        async def reader() -> None:
+            async with rw.read:
+                read.append("read")
+
+        async with rw.write:
+            handle = api.spawn(reader)
+            await api.sleep(0.1)
+            read.append("written")
+        await handle.join()
+        return read
+
+    assert play(scenario) == ["written", "read"]
+
+
 def test_a_block_may_be_left_in_another_thread_if_its_object_is_its_own(client: holdfast.Client) -> None:
     """A framework may enter and leave in different threads. Which block it leaves is known by the object alone."""
     mine, theirs = client.semaphore("a", 3), client.semaphore("a", 3)

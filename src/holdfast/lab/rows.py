@@ -24,7 +24,7 @@ from holdfast.protocol.recipes.base import BaseRecipe, FencelessLease
 from holdfast.protocol.recipes.deadline import Deadlined
 from holdfast.protocol.recipes.scheme import Scheme
 from holdfast.protocol.room import ALL, ANY, room_keys
-from holdfast.protocol.rwlock import BaseReader, BaseWriteLease, BaseWriter, Readers
+from holdfast.protocol.rwlock import BaseReader, BaseWriteLease, BaseWriter, Insiders
 from holdfast.protocol.semaphore import BasePermit, BaseSemaphore
 
 __all__ = [
@@ -156,10 +156,10 @@ def rwlock_config(modes: str = "RWR", **bounds: Any) -> Config:
     wanted = {name: ANY if mode == "R" else ALL for name, mode in zip(_CLIENTS, cycle(modes), strict=False)}
 
     def make_lock(driver: Any) -> Any:
-        readers: Readers = WeakValueDictionary()
+        insiders: Insiders = WeakValueDictionary()
         if wanted.get(driver.name) == ANY:
-            return BaseReader(driver, keys, terms, QuietLease, readers)
-        return BaseWriter(driver, keys, terms, QuietWriteLease, readers)
+            return BaseReader(driver, keys, terms, QuietLease, insiders)
+        return BaseWriter(driver, keys, terms, QuietWriteLease, insiders)
 
     return _room_config(wanted, {"clients": len(modes), **bounds})._replace(make_lock=make_lock)
 

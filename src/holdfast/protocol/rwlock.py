@@ -12,7 +12,8 @@ From reading to writing there is no way, and none can be had: two readers who bo
 other to leave. So a thread or task that asks for ``write`` while it reads is refused at once (WouldDeadlock), whether
 or not there is a second one today: give the reading back first, take the writing, and read again what may have changed
 meanwhile. Who reads is known by client, name and caller, not by object; the caller is who has acquired it, so a lease
-that was passed to another thread counts as the first one's.
+that was passed to another thread counts as the first one's. Whoever writes and asks to read, without a limit of time,
+would wait for itself, and is refused likewise.
 
 Atomic and clocks: as in room.py.
 """
@@ -20,7 +21,7 @@ Atomic and clocks: as in room.py.
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 from weakref import WeakSet, WeakValueDictionary
 
 from holdfast.errors import WouldDeadlock
@@ -31,43 +32,53 @@ from holdfast.protocol.cohort import Gate
 from holdfast.protocol.effects import Effects, Step, caller
 from holdfast.protocol.room import ALL, ANY, BaseRoom, RoomHold
 
-__all__ = ["BaseRWLock", "BaseReader", "BaseWriteLease", "BaseWriter", "Readers", "downgrade_lease"]
+__all__ = ["BaseRWLock", "BaseReader", "BaseWriteLease", "BaseWriter", "Insiders", "downgrade_lease"]
 
 L = TypeVar("L", bound=BaseLease)
 R = TypeVar("R", bound=BaseRoom[Any])
 W = TypeVar("W", bound=BaseRoom[Any])
 
+_WRITES: Final = (
+    "this thread or task writes it, and would wait for itself, for ever. What it writes it may read as well; to let "
+    "others read beside it, call downgrade() on its lease"
+)
 
-# By key and caller: what it reads. Weak, so that what nobody holds is forgotten: a set lives by the holds in it.
-Readers = WeakValueDictionary[tuple[str, Hashable], WeakSet[RoomHold]]
+# By key and caller: what it has. Weak, so that what nobody holds is forgotten: a set lives by the holds in it.
+Insiders = WeakValueDictionary[tuple[str, Hashable], WeakSet[RoomHold]]
 
 
-def note_reader(readers: Readers, hold: RoomHold) -> None:
-    hold.among = holds = readers.setdefault((hold.keys.main, hold.owner), WeakSet())
+def note_insider(insiders: Insiders, hold: RoomHold) -> None:
+    hold.among = holds = insiders.setdefault((hold.keys.main, hold.owner), WeakSet())
     holds.add(hold)
 
 
-def is_reading(readers: Readers, main: str, me: Hashable) -> bool:
-    return any(hold.phase is HELD for hold in list(readers.get((main, me), ())))
+def has(wanted: str, insiders: Insiders, main: str, me: Hashable) -> bool:
+    return any(hold.wanted == wanted and hold.phase is HELD for hold in list(insiders.get((main, me), ())))
 
 
 class BaseReader(BaseRoom[L]):
     """The reading side of a lock."""
 
-    __slots__ = ("_readers",)
+    __slots__ = ("_insiders",)
 
     _species = "rwlock"
 
-    def __init__(self, driver: Any, keys: Keys, terms: Terms, lease_class: type[L], readers: Readers) -> None:
-        self._readers = readers
+    def __init__(self, driver: Any, keys: Keys, terms: Terms, lease_class: type[L], insiders: Insiders) -> None:
+        self._insiders = insiders
         super().__init__(driver, keys, terms, lease_class)
 
     def _wanted(self) -> str:
         return ANY
 
+    def _acquire(self, patience: float | None) -> Effects[L | None]:
+        me = yield from caller()
+        if patience is None and has(ALL, self._insiders, self._keys.main, me):
+            raise WouldDeadlock(self.name, _WRITES)
+        return (yield from super()._acquire(patience))
+
     def _note(self, lease: L, me: Hashable) -> None:
         super()._note(lease, me)
-        note_reader(self._readers, lease._hold)  # type: ignore[arg-type]
+        note_insider(self._insiders, lease._hold)  # type: ignore[arg-type]
 
     def _locked(self) -> Effects[bool]:
         inside, alone = yield from self._look()
@@ -80,12 +91,12 @@ class BaseReader(BaseRoom[L]):
 class BaseWriter(BaseRoom[L]):
     """The writing side of a lock. Like any lock, an object of it has at most one lease."""
 
-    __slots__ = ("_readers",)
+    __slots__ = ("_insiders",)
 
     _species = "rwlock"
 
-    def __init__(self, driver: Any, keys: Keys, terms: Terms, lease_class: type[L], readers: Readers) -> None:
-        self._readers = readers
+    def __init__(self, driver: Any, keys: Keys, terms: Terms, lease_class: type[L], insiders: Insiders) -> None:
+        self._insiders = insiders
         super().__init__(driver, keys, terms, lease_class)
 
     def _wanted(self) -> str:
@@ -96,14 +107,13 @@ class BaseWriter(BaseRoom[L]):
 
     def _acquire(self, patience: float | None) -> Effects[L | None]:
         me = yield from caller()
-        if is_reading(self._readers, self._keys.main, me):
+        if has(ANY, self._insiders, self._keys.main, me):
             raise WouldDeadlock(self.name)
         return (yield from super()._acquire(patience))
 
     def _note(self, lease: L, me: Hashable) -> None:
         super()._note(lease, me)
-        assert isinstance(lease, BaseWriteLease)
-        lease._readers = self._readers
+        note_insider(self._insiders, lease._hold)  # type: ignore[arg-type]
 
     def _locked(self) -> Effects[bool]:
         _, alone = yield from self._look()
@@ -116,18 +126,14 @@ class BaseWriter(BaseRoom[L]):
 class BaseWriteLease(BaseLease):
     """A hold on the writing side, until it is downgraded."""
 
-    __slots__ = ("_readers",)
-
-    _readers: Readers
+    __slots__ = ()
 
 
 def downgrade_lease(lease: BaseWriteLease) -> Effects[None]:
     """From writing to reading. Done twice it is as if done once."""
     hold = lease._hold
     assert isinstance(hold, RoomHold)
-    if hold.wanted != ANY:  # whatever comes of it: by the time we know, others may be inside
-        hold.wanted = ANY
-        note_reader(lease._readers, hold)
+    hold.wanted = ANY  # whatever comes of it: by the time we know, others may be inside
     yield from mutex.insist(hold, Step("room_share", hold.room, (hold.token,)))
 
 
