@@ -4,8 +4,8 @@ They come from the interpreter's ``test`` package; where a distribution leaves t
 The asyncio ones are read from source and changed in a few ways, because a lock beyond the process cannot do otherwise:
 ``release`` and ``locked`` are awaited (in a plain callback a task does that), a pause of one loop turn becomes a short
 one in time, and such a pause follows the wait for a cancelled task, at whose end asyncio's lock is the next one's
-already. Assertions about the private ``_waiters`` are left out. Where a test goes through all primitives of asyncio, each
-is our lock.
+already. Assertions about the private ``_waiters`` are left out. Where a test goes through all primitives of asyncio,
+each is our lock.
 """
 
 from __future__ import annotations
