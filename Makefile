@@ -26,7 +26,7 @@ format: $(READY)  ## let ruff lay out the code
 	@$(BIN)/ruff check --fix -q .
 	@$(BIN)/ruff format -q .
 
-lab: $(READY)  ## how far the lab comes: the matrix, the fenced lock under every pair of faults (about 10 minutes)
+lab: $(READY)  ## how far the lab comes: the matrix, the fenced lock, the primitives (about 15 minutes)
 	@$(BIN)/python -m benchmarks.lab
 
 bench: $(BENCH_READY)  ## figures beside other libraries, in one run on one server

@@ -1,15 +1,18 @@
-"""How far the lab comes: its speed, the fenced lock under every pair of faults, and a question answered.
+"""How far the lab comes: its speed, the fenced lock under every pair of faults, the primitives, a question answered.
 
-    python -m benchmarks.lab [--budget 60] [--each 10] [--clients 2]
+    python -m benchmarks.lab [--budget 60] [--each 10] [--clients 2] [--primitives 30] [--only PART]
 
-Three parts, each with a PASS or FAIL, and an exit code.
+Four parts, each with a PASS or FAIL, and an exit code.
 
 1. Speed: distinct states of the whole matrix within a budget, on all cores.
 2. The fenced lock: for every pair of kinds of fault, two faults in any order at any step, explored to the end or for
    ``--each`` seconds. Distinct states are counted over all of them: the same state met in two searches counts once.
    Nothing may be broken that docs/guarantees.md promises: nothing at all by faults of clients and of the network, and
    neither fences nor honesty about one's own deadline by a server that forgets, or whose clock jumps.
-3. The question of lab/question.py.
+3. The primitives: each row of lab/primitives.py with three clients and two faults of the kinds that befall clients and
+   messages, for ``--primitives`` seconds. Nothing that is asked of it may be broken, and something must be known of
+   all that is asked; without a fault it must have been explored to the end.
+4. The question of lab/question.py.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ import os
 import sys
 import time
 from array import array
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from rich.progress import track
@@ -32,6 +36,7 @@ from holdfast.lab.question import answers
 from holdfast.lab.rows import config_of
 from holdfast.lab.survey import survey, trace_of
 from holdfast.lab.trace import Trace
+from holdfast.lab.trial import PRIMITIVES, try_all
 
 STATES_A_MINUTE = 300_000
 FENCED_STATES = 1_000_000
@@ -93,40 +98,70 @@ def verdict(passed: bool) -> str:
     return "[green]PASS[/]" if passed else "[red]FAIL[/]"
 
 
+def measure_speed(asked: argparse.Namespace) -> Iterator[bool]:
+    started = time.monotonic()
+    states = sum(findings.states for findings in survey(budget=asked.budget))
+    took = time.monotonic() - started
+    wanted = STATES_A_MINUTE * asked.budget / 60
+    passed = states >= wanted
+    console.print(f"the matrix: {states:,} states in {took:.0f} s (at least {wanted:,.0f})  {verdict(passed)}")
+    yield passed
+
+
+def search_pairs(asked: argparse.Namespace) -> Iterator[bool]:
+    marks, exhausted, traces = explore_all_pairs(asked.clients, asked.each)
+    pairs = len(FAULTS) * (len(FAULTS) - 1) // 2
+    passed = len(marks) >= FENCED_STATES
+    console.print(
+        f"the fenced lock, {asked.clients} clients, 2 faults: {len(marks):,} distinct states (at least "
+        f"{FENCED_STATES:,}); {exhausted} of {pairs} pairs of faults explored to the end  {verdict(passed)}"
+    )
+    yield passed
+    for trace in sorted(traces, key=lambda trace: (trace.invariant, trace.faults)):
+        faults = " + ".join(trace.faults)
+        console.print(f"  {trace.invariant} broken by {faults} in {trace.steps} steps", highlight=False)
+    broken = [trace for trace in traces if is_promised(trace)]
+    console.print(f"broken of what docs/guarantees.md promises: {len(broken)}  {verdict(not broken)}")
+    for trace in broken:
+        console.print(trace.to_json(), highlight=False, markup=False)
+    yield not broken
+
+
+def search_primitives(asked: argparse.Namespace) -> Iterator[bool]:
+    rounds = -(-len(PRIMITIVES) // min(os.cpu_count() or 1, len(PRIMITIVES)))
+    for tried in try_all(budget=asked.primitives * rounds):
+        console.print(f"{tried.heading}  {verdict(tried.is_passed)}", highlight=False, soft_wrap=True)
+        for line in tried.details:
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
+        for trace in tried.traces:
+            console.print(trace.to_json(), highlight=False, markup=False)
+        yield tried.is_passed
+
+
+def answer_question(_: argparse.Namespace) -> Iterator[bool]:
+    for answer in answers():
+        console.print(f"{answer}  {verdict(answer.exhausted)}", highlight=False)
+        yield answer.exhausted
+
+
+PARTS = {
+    "speed": measure_speed,
+    "pairs": search_pairs,
+    "primitives": search_primitives,
+    "question": answer_question,
+}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--budget", type=float, default=60.0, help="seconds for the matrix")
     parser.add_argument("--each", type=float, default=10.0, help="seconds for each pair of faults")
     parser.add_argument("--clients", type=int, default=2, help="of the fenced lock")
+    parser.add_argument("--primitives", type=float, default=30.0, help="seconds for each row of the primitives")
+    parser.add_argument("--only", choices=PARTS, help="this part alone")
     asked = parser.parse_args()
-    passed = []
-
-    started = time.monotonic()
-    states = sum(findings.states for findings in survey(budget=asked.budget))
-    took = time.monotonic() - started
-    wanted = STATES_A_MINUTE * asked.budget / 60
-    passed.append(states >= wanted)
-    console.print(f"the matrix: {states:,} states in {took:.0f} s (at least {wanted:,.0f})  {verdict(passed[-1])}")
-
-    marks, exhausted, traces = explore_all_pairs(asked.clients, asked.each)
-    pairs = len(FAULTS) * (len(FAULTS) - 1) // 2
-    passed.append(len(marks) >= FENCED_STATES)
-    console.print(
-        f"the fenced lock, {asked.clients} clients, 2 faults: {len(marks):,} distinct states (at least "
-        f"{FENCED_STATES:,}); {exhausted} of {pairs} pairs of faults explored to the end  {verdict(passed[-1])}"
-    )
-    for trace in sorted(traces, key=lambda trace: (trace.invariant, trace.faults)):
-        faults = " + ".join(trace.faults)
-        console.print(f"  {trace.invariant} broken by {faults} in {trace.steps} steps", highlight=False)
-    broken = [trace for trace in traces if is_promised(trace)]
-    passed.append(not broken)
-    console.print(f"broken of what docs/guarantees.md promises: {len(broken)}  {verdict(passed[-1])}")
-    for trace in broken:
-        console.print(trace.to_json(), highlight=False, markup=False)
-
-    for answer in answers():
-        passed.append(answer.exhausted)
-        console.print(f"{answer}  {verdict(passed[-1])}", highlight=False)
+    parts = [PARTS[asked.only]] if asked.only else PARTS.values()
+    passed = [each for part in parts for each in part(asked)]
     return 0 if all(passed) else 1
 
 

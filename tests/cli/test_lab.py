@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from holdfast.cli import main
-from holdfast.lab.survey import FAULTS, INVARIANTS, MEANING, ROWS
+from holdfast.lab.survey import FAULTS, INVARIANTS, MEANING, PRIMITIVES, ROWS
 from holdfast.lab.trace import Trace
 from tests.cli.test_run import CLI, PATIENCE_S, environment
 from tests.servers import Server, free_port
@@ -125,6 +125,15 @@ def test_a_bar_is_shown_to_people_and_stdout_stays_clean() -> None:
     assert b"recipes" in shown
 
 
+def test_the_primitives_are_searched_by_name(run: Run) -> None:
+    code, out, err = run("primitives", "Latch", "--budget", "500ms", "--seed", "7")
+    assert (code, err) == (0, "")
+    heading, holds, _, bounds = out.splitlines()
+    assert re.fullmatch(r"latch, 3 clients: [\d,]+ states; .*2 faults so far", heading)
+    assert holds.startswith("  holds: ShutUntilZero")
+    assert bounds.endswith("budget 0.5 s, seed 7")
+
+
 # Wrong usage --------------------------------------------------------------------------------------------------------
 
 
@@ -142,6 +151,7 @@ def test_a_bar_is_shown_to_people_and_stdout_stays_clean() -> None:
         (["--seed", "x"], ["not a valid integer"]),
         (["--seed", "3", "show", "setnx", "Fifo"], ["holdfast lab show --seed"]),
         (["dance"], ["No such command"]),
+        (["primitives", "lotch"], list(PRIMITIVES)),
         (["report"], ["--html"]),
         (["report", "--html", "/nowhere/at/all.html"], ["cannot be written"]),
         (["show", "setnx", "Fifo", "--save", "/"], ["cannot be written"]),
@@ -156,7 +166,7 @@ def test_wrong_usage_is_64_and_says_what_there_is(run: Run, args: list[str], sai
 
 
 def test_help_of_everything(run: Run) -> None:
-    for args in ([], ["show"], ["replay"], ["report"]):
+    for args in ([], ["show"], ["replay"], ["report"], ["primitives"]):
         code, out, _ = run(*args, "--help")
         assert code == 0
         assert out.startswith(f"Usage: holdfast {' '.join(['lab', *args])} ")

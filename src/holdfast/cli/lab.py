@@ -20,7 +20,9 @@ from rich.text import Text
 from holdfast.blocking import connect
 from holdfast.cli import Voice
 from holdfast.cli.searching import (
+    BUDGET,
     RECIPE,
+    SEED,
     Failure,
     bounds,
     one_of,
@@ -55,11 +57,13 @@ class LabGroup(click.Group):
         with formatter.section("Kinds of fault"):
             formatter.write_dl(list(FAULTS.items()))
         try:
-            rows = search().ROWS
+            found = search()
         except Failure:
             return  # help is for those, too, who have yet to install what a search needs
         with formatter.section("Recipes"):
-            formatter.write_text(", ".join(rows))
+            formatter.write_text(", ".join(found.ROWS))
+        with formatter.section("Primitives"):
+            formatter.write_text(", ".join(found.PRIMITIVES))
 
 
 @click.group(
@@ -254,6 +258,29 @@ def read_trace(file: Any) -> Trace:
         raise click.UsageError(
             f"{file.name!r} is no trace; 'holdfast lab show RECIPE INVARIANT --save FILE' writes one"
         ) from error
+
+
+@lab.command(short_help="Search semaphores, latches, elections and the rest.")
+@click.argument("names", nargs=-1, metavar="[NAME]...", callback=one_of("PRIMITIVES"))
+@SEED
+@BUDGET
+def primitives(*, names: tuple[str, ...], seed: int, budget: float) -> int:
+    """Search Holdfast's other primitives, or those that are named, as 'lab' does locks.
+
+    Three clients each, and at most two faults, of those that befall clients and messages.
+    """
+    search()
+    from holdfast.lab.trial import PRIMITIVES, try_all
+
+    out = console()
+    states = 0
+    for tried in try_all(names or tuple(PRIMITIVES), budget=budget, seed=seed):
+        out.print(tried.heading, markup=False, soft_wrap=True, style="bold")
+        for line in tried.details:
+            out.print(line, markup=False, soft_wrap=True)
+        states += tried.states
+    out.print(f"\n{states:,} states; budget {budget:g} s, seed {seed}", style="dim", soft_wrap=True)
+    return 0
 
 
 @lab.command(short_help="Can two win, of those who see the same expired lock?")

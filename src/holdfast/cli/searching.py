@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from holdfast.lab.trace import Findings
 
 __all__ = [
+    "BUDGET",
     "RECIPE",
+    "SEED",
     "Failure",
     "bounds",
     "one_of",
@@ -87,6 +89,14 @@ RECIPE: Final = click.option(
     metavar="NAME",
     help="Search this one only; may be repeated.",
 )
+SEED: Final = click.option("--seed", type=int, default=0, help="Of what is tried at random.  [default: 0]")
+BUDGET: Final = click.option(
+    "--budget",
+    callback=duration(0.01),
+    metavar="DURATION",
+    default="30s",
+    help="How long the whole search may take.  [default: 30s]",
+)
 SEARCH_OPTIONS: Final = (
     click.option(
         "--fault",
@@ -98,14 +108,8 @@ SEARCH_OPTIONS: Final = (
     ),
     click.option("--spare-holders", is_flag=True, help="Let nothing befall a client while it has the lock."),
     click.option("--clients", type=click.IntRange(2, 4), default=CLIENTS, help="How many compete.  [default: 3]"),
-    click.option("--seed", type=int, default=0, help="Of what is tried at random.  [default: 0]"),
-    click.option(
-        "--budget",
-        callback=duration(0.01),
-        metavar="DURATION",
-        default="30s",
-        help="How long the whole search may take.  [default: 30s]",
-    ),
+    SEED,
+    BUDGET,
 )
 
 

@@ -26,6 +26,7 @@ from holdfast.errors import InvalidConfig
 from holdfast.lab.check import INVARIANTS, MEANING
 from holdfast.lab.explorer import Broken, Explorer
 from holdfast.lab.faults import DAILY, FAULTS, TREACHERY
+from holdfast.lab.primitives import PRIMITIVES
 from holdfast.lab.rows import ROWS, config_of
 from holdfast.lab.story import tell
 from holdfast.lab.trace import BROKEN, HOLDS, UNKNOWN, Cell, Findings, Trace, Verdict
@@ -34,6 +35,7 @@ __all__ = [
     "FAULTS",
     "INVARIANTS",
     "MEANING",
+    "PRIMITIVES",
     "ROWS",
     "Circle",
     "Progress",
@@ -41,7 +43,6 @@ __all__ = [
     "find",
     "survey",
     "trace_of",
-    "unheard",
 ]
 
 MOST_CLIENTS: Final = 4
