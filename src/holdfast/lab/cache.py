@@ -111,6 +111,7 @@ class Reader:
         self._desk = Desk(site.machine)
         self._tasks = 0
         self._begun = 0
+        self._computing = 0  # two may, if the turn of the first was lost
 
     async def invalidate(self) -> bool:
         """Whether that was confirmed."""
@@ -145,11 +146,11 @@ class Reader:
             site.stage, site.wants_us = "wants", site.now_us
         site.note("asks", what=task)
         try:
-            turn = await site.machine.run(ask(self._desk, _ENTRY, self._policy))
-            if turn.hold is not None:
-                found = await self._compute(turn)
-            else:
-                found = turn.read()
+            try:
+                turn = await site.machine.run(ask(self._desk, _ENTRY, self._policy))
+            finally:
+                site.waiting -= 1
+            found = turn.read() if turn.hold is None else await self._compute(turn)
         except ComputeFailed as error:
             site.note("fails", what=f"{task} {error.message}")
         except (HoldfastError, LookupError, Cancelled):
@@ -157,30 +158,27 @@ class Reader:
         else:
             site.served = True
             site.note("gets", what=f"{task} {found}")
-        site.waiting -= 1
-        if site.stage != "holds":
-            site.stage = "wants" if site.waiting else "over"
+        site.stage = "holds" if self._computing else "wants" if site.waiting else "over"
 
     async def _compute(self, turn: Turn) -> Any:
         site = self._site
         self._begun += 1
         name = f"{site.machine.name}{self._begun}"
         assert turn.hold is not None
+        self._computing += 1
         site.begin(Claim(site, turn.hold))
         site.note("computes", what=name)
         try:
-            await site.machine.run(site.stay())
-            self._end()
+            try:
+                await site.machine.run(site.stay())
+            finally:
+                self._computing -= 1
+                site.leave()
             if self._fails:
                 raise LookupError(name)
             packed = turn.pack(name)
         except BaseException as error:
-            if site.stage == "holds":
-                self._end()
             if isinstance(error, GeneratorExit) or not await site.machine.run(turn.fail(error)):
                 raise
             return turn.read()
         return await site.machine.run(turn.store(packed))
-
-    def _end(self) -> None:
-        self._site.leave()

@@ -21,6 +21,7 @@ from __future__ import annotations
 from typing import Final
 
 from holdfast.lab.check import Check, History, Report
+from holdfast.lab.store import START_US
 from holdfast.lab.trace import BROKEN, HOLDS, UNKNOWN
 
 __all__ = ["CACHE_PROMISES", "CACHE_PROMISES_MEAN"]
@@ -33,14 +34,18 @@ def one_computes(history: History) -> Report:
     """Two never compute at the same time, as long as the turn of the first lasts: it may end before its computation
     does, by its own deadline, or because the value was invalidated."""
     asked = False
+    dropped_us = -1  # when the server last did so; what it had granted before is over, also if that is not yet known
     turns: dict[int, int | None] = {}  # until when, by our own count
     for event in history:
         if event.kind in ("leaves", "crashed", "lost"):
             turns.pop(event.client, None)
         elif event.kind == "executed" and event.what.startswith("cache_drop"):
             turns.clear()
+            dropped_us = START_US + event.at_us
         elif event.kind == "granted" or (event.kind == "extended" and event.client in turns):
             asked = True
+            if event.kind == "granted" and event.fence is not None and event.fence <= dropped_us:
+                continue
             for other, until_us in turns.items():
                 if other != event.client and (until_us is None or until_us > event.at_us):
                     return Report(BROKEN, "{0} computes, and it is still the turn of {1}", (event.client, other))

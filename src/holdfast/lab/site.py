@@ -217,8 +217,10 @@ class Site:
         return tuple(sorted({timer.due_us for timer in self._timers}))
 
     def is_settled(self) -> bool:
-        """Whether nothing that this client has begun is still under way."""
-        return not self.requests and not self.machine.book.chores
+        """Whether nothing that this client has begun is still under way: also no request of its keeper's that was lost,
+        and will be sent again."""
+        keeper = self.machine.keeper
+        return not self.requests and not self.machine.book.chores and (keeper is None or keeper.asleep or keeper.done)
 
     def is_asleep(self) -> bool:
         return self._process is not None and self._process.asleep
