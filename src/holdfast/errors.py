@@ -130,12 +130,15 @@ class LeaseLost(HoldfastError):
 class NotHeld(HoldfastError, RuntimeError):
     """A release of a lock that is not held."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(
+        self, name: str, reason: str = "is not held through this object: acquire it first, and release it once"
+    ) -> None:
         super().__init__()
         self.name = name
+        self.reason = reason
 
     def _message(self) -> str:
-        return f"lock {self.name!r} is not held through this object: acquire it first, and release it once"
+        return f"lock {self.name!r} {self.reason}"
 
 
 class OverRelease(NotHeld, ValueError):

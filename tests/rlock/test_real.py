@@ -259,3 +259,21 @@ client.close()
 def test_interrupted_after_any_bytecode_the_count_is_right(server: Server, which: str) -> None:
     with Script(EVERY_MOMENT, server.url, which) as script:
         assert script.finish(90.0, quiet=False) == "True 0\n"
+
+
+@asyncio_test
+async def test_what_gather_has_acquired_is_not_ours_and_the_error_says_so(url: str) -> None:
+    async with holdfast.aio.connect(url) as client:
+        lock = client.rlock("a")
+        (lease,) = await asyncio.gather(lock.acquire())
+        assert lease is not None
+        for release in (lock.release, lease.release):
+            with pytest.raises(holdfast.NotHeld, match=r"asyncio.gather, .* use acquire\(timeout=...\)"):
+                await release()
+        lease._owner = asyncio.current_task()  # else nobody could give it back
+        await lease.release()
+        async with asyncio.timeout(5):
+            await lock.acquire()
+        assert await lock.acquire(timeout=5)
+        for _ in range(2):
+            await lock.release()

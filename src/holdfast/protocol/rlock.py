@@ -21,7 +21,7 @@ to one more acquire could be counted twice.
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 from weakref import WeakValueDictionary
 
 from holdfast.errors import AcquireTimeout, LeaseLost, NotHeld, Unsupported
@@ -32,6 +32,12 @@ from holdfast.protocol.handover import Ticket, hand_over
 from holdfast.protocol.lock import BaseLock, release_lease
 
 __all__ = ["BaseRLock", "Owned", "ReentrantLease", "hand_over_level", "release_level"]
+
+
+ANOTHERS: Final = (
+    "belongs to another thread or task, and only the one that has taken it can give it back (asyncio.gather, and "
+    "before Python 3.12 asyncio.wait_for, take it in a task of their own: use acquire(timeout=...))"
+)
 
 
 class ReentrantLease(BaseLease):
@@ -96,7 +102,8 @@ class BaseRLock(BaseLock[L]):
     def _release(self) -> Effects[None]:
         lease = self._find((yield from caller()))
         if lease is None:
-            raise NotHeld(self.name)
+            taken = self._lease is not None and self._lease._hold.phase is not ENDED
+            raise NotHeld(self.name, ANOTHERS) if taken else NotHeld(self.name)
         yield from release_level(lease)
 
     def _enter(self) -> Effects[L]:
@@ -181,8 +188,10 @@ def release_level(lease: ReentrantLease) -> Effects[None]:
     hold = lease._hold
     if not hold.mine:
         raise LeaseLost(hold.name, hold.fence, hold.reason)
-    if lease._owner != me or hold.phase is ENDED:
+    if hold.phase is ENDED:
         raise NotHeld(hold.name)
+    if lease._owner != me:
+        raise NotHeld(hold.name, ANOTHERS)
     yield from _give_back(lease)
 
 
@@ -191,7 +200,7 @@ def hand_over_level(lease: ReentrantLease) -> Effects[Ticket]:
     me = yield from caller()
     hold = lease._hold
     if hold.mine and lease._owner != me:
-        raise NotHeld(hold.name)
+        raise NotHeld(hold.name, ANOTHERS)
     if lease._depth > 1:
         raise Unsupported(
             f"hand_over of {hold.name!r}, which its owner has taken {lease._depth} times",
