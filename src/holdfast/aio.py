@@ -8,7 +8,7 @@ from functools import update_wrapper
 from types import TracebackType
 from typing import Any, Concatenate, Final, Generic, Literal, Never, ParamSpec, Protocol, TypeVar, Unpack, overload
 
-from holdfast.decorated import BaseCached, CacheOptions, exclusive_wait, finished
+from holdfast.decorated import BaseCached, CacheOptions, exclusive_wait, finished, refuse_result
 from holdfast.drivers.aio import Driver
 from holdfast.engines.target import aim
 from holdfast.errors import AcquireTimeout, ServerSilent
@@ -443,6 +443,7 @@ class Client(BaseClient):
         serializer: what has ``dumps`` and ``loads``. JSON if nothing is given, with bytes as they are.
         """
         policy = self._policy((ttl, stale, errors, early, compute_ttl, max_compute, wait, serializer))
+        refuse_result(fn, key)
         return await self._fetch(self._entry(key), policy, fn)
 
     async def _fetch(self, entry: Entry, policy: Policy, fn: Callable[[], Any]) -> Any:

@@ -8,7 +8,7 @@ from functools import update_wrapper
 from types import TracebackType
 from typing import Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, Unpack, overload
 
-from holdfast.decorated import BaseCached, exclusive_wait, finished
+from holdfast.decorated import BaseCached, exclusive_wait, finished, refuse_result
 from holdfast.drivers.blocking import Driver
 from holdfast.engines.target import aim
 from holdfast.errors import AcquireTimeout, ServerSilent
@@ -403,6 +403,7 @@ class Client(BaseClient):
         serializer: what has ``dumps`` and ``loads``. JSON if nothing is given, with bytes as they are.
         """
         policy = self._policy((ttl, stale, errors, early, compute_ttl, max_compute, wait, serializer))
+        refuse_result(fn, key)
         value: R = self._fetch(self._entry(key), policy, fn)
         return value
 

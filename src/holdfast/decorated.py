@@ -18,7 +18,7 @@ from holdfast.errors import InvalidConfig
 from holdfast.protocol.entries import Policy, Serializer
 from holdfast.protocol.templates import Template
 
-__all__ = ["BaseCached", "CacheOptions", "exclusive_wait", "finished"]
+__all__ = ["BaseCached", "CacheOptions", "exclusive_wait", "finished", "refuse_result"]
 
 _BUSY: Final = ("raise", "skip", "wait")
 
@@ -83,6 +83,17 @@ def exclusive_wait(wait: float | None, busy: str, default: object) -> float | No
     if default is not None and busy != "skip":
         raise InvalidConfig(f"default={default!r:.60}", f"it is for busy='skip': with {busy!r} no call is left out")
     return None if busy == "wait" and not wait else wait
+
+
+def refuse_result(fn: Any, key: object) -> None:
+    """Whoever gives the result of a function instead of it has called it already; said before anybody is asked."""
+    if not callable(fn):
+        if inspect.iscoroutine(fn):
+            fn.close()
+        raise InvalidConfig(
+            f"get_or_compute({key!r:.60}) with a {type(fn).__name__}",
+            "give the function itself, which is called only if there is no value",
+        )
 
 
 def finished(result: Any, said: str) -> Any:

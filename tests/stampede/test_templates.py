@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
+import redis
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,6 +18,7 @@ import holdfast
 import holdfast.aio
 from holdfast.names import keys_of
 from holdfast.protocol.templates import Template
+from tests.support import asyncio_test
 
 
 def name(pattern: str, function: Any, *args: Any, **kwargs: Any) -> str:
@@ -199,6 +201,31 @@ def test_a_coroutine_that_was_not_foreseen_is_refused_all_the_same(client: holdf
         client.get_or_compute("k", lambda: coroutine_function(1))
     with pytest.raises(holdfast.InvalidConfig, match="holdfast.aio"):
         client.exclusive("e")(lambda: coroutine_function(1))()
+
+
+def test_the_result_of_a_function_is_not_taken_for_the_function() -> None:
+    """And nobody else is told of a failure for it: the server is not even asked."""
+    client = holdfast.connect("redis://127.0.0.1:1/0")
+    for wrong in (42, None, coroutine_function(1)):
+        with pytest.raises(holdfast.InvalidConfig, match=f"with a {type(wrong).__name__}: give the function"):
+            client.get_or_compute("k", wrong)  # type: ignore[arg-type]
+
+
+@asyncio_test
+async def test_nor_is_a_coroutine_under_asyncio() -> None:
+    client = holdfast.aio.connect("redis://127.0.0.1:1/0")
+    with pytest.raises(holdfast.InvalidConfig, match="with a coroutine: give the function"):
+        await client.get_or_compute("k", coroutine_function(1))  # type: ignore[call-overload]
+
+
+def test_a_value_that_is_too_large_is_refused_and_not_stored(
+    client: holdfast.Client, admin: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.protocol.entries.LARGEST", 1 << 20)
+    assert len(client.get_or_compute("k", lambda: b"x" * ((1 << 20) - 1))) == (1 << 20) - 1
+    with pytest.raises(holdfast.InvalidConfig, match="larger than 1 MiB"):
+        client.get_or_compute("k2", lambda: b"x" * (1 << 20))
+    assert not admin.exists("k2:hf1:cache:value:{k2}")
 
 
 def test_objects_that_can_be_called_can_be_decorated(client: holdfast.Client) -> None:

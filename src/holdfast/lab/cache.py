@@ -112,6 +112,7 @@ class Reader:
         self._tasks = 0
         self._begun = 0
         self._computing = 0  # two may, if the turn of the first was lost
+        self._under_way = 0
 
     async def invalidate(self) -> bool:
         """Whether that was confirmed."""
@@ -141,6 +142,7 @@ class Reader:
         site = self._site
         self._tasks += 1
         task = str(self._tasks)
+        self._under_way += 1
         site.waiting += 1
         if site.stage != "holds":
             site.stage, site.wants_us = "wants", site.now_us
@@ -158,7 +160,13 @@ class Reader:
         else:
             site.served = True
             site.note("gets", what=f"{task} {found}")
-        site.stage = "holds" if self._computing else "wants" if site.waiting else "over"
+        self._under_way -= 1
+        if self._computing:
+            site.stage = "holds"
+        elif site.waiting:
+            site.stage = "wants"
+        else:
+            site.stage = "leaves" if self._under_way else "over"
 
     async def _compute(self, turn: Turn) -> Any:
         site = self._site
