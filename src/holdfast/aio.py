@@ -458,6 +458,7 @@ class Client(BaseClient):
             raise
         except BaseException as error:
             if not await self._driver.run(turn.fail(error)):
+                del turn  # it knows the error, and the error this frame
                 raise
             self._served_old(entry.name, error)
             return turn.read()

@@ -415,6 +415,7 @@ class Client(BaseClient):
             data = turn.pack(finished(fn(), f"get_or_compute({entry.name!r})"))
         except BaseException as error:
             if not self._driver.run(turn.fail(error)):
+                del turn  # it knows the error, and the error this frame
                 raise
             self._served_old(entry.name, error)
             return turn.read()

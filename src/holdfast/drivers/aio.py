@@ -147,66 +147,73 @@ class Driver:
         interrupt: BaseException | None = None
         advance: Any = send
         value: Any = None
-        while True:
-            try:
-                while True:
-                    effect = advance(value)
-                    advance = send
-                    kind = type(effect)
-                    if kind is fx.Now:
-                        value = time() if effect.wall else now()
-                    elif kind is fx.Call:
-                        step, timeout, shielded = effect
-                        if not shielded:
-                            value = await submit(step, timeout)
-                            continue
-                        reply = Shielded(loop=loop)
-                        reply.engine = engine
-                        try:
-                            value = await submit(step, timeout, reply)
-                        except asyncio.CancelledError as cancelled:
-                            interrupt = cancelled
-                            if not reply.done() or reply.exception() is not None:
-                                raise  # it had its chance; the caller will not wait for another try
-                            value = reply.result()
-                    elif kind is fx.Wait:
-                        bell = effect.bell or Bell()
-                        if not bell.rung:
+        try:
+            while True:
+                try:
+                    while True:
+                        effect = advance(value)
+                        advance = send
+                        kind = type(effect)
+                        if kind is fx.Now:
+                            value = time() if effect.wall else now()
+                        elif kind is fx.Call:
+                            step, timeout, shielded = effect
+                            if not shielded:
+                                value = await submit(step, timeout)
+                                continue
+                            reply = Shielded(loop=loop)
+                            reply.engine = engine
                             try:
-                                await bell.wait(loop, effect.until)
-                            finally:
-                                bell.rest()
-                        bell.rung = False  # unless we were cancelled: then it is kept
-                        value = now()
-                    elif kind is fx.Attach:
-                        body = Body(loop)
-                        effect.hold.notify = body.cancel
-                        value = body.task, body
-                    elif kind is fx.Detach:
-                        effect.hold.notify = None
-                        value = (await effect.block.leave(effect.error)) if effect.block.cut else (effect.error, False)
-                    elif kind in at_once:
-                        value = at_once[kind](effect)
-                    elif kind is fx.CallEach:
-                        value = await engine.call_each(effect.steps, effect.timeout)
-                    elif kind is fx.Listen:
-                        value = await engine.listen(effect.timeout)
-                    elif kind is fx.CallOn:
-                        value = await self._links.call_on(effect.link, effect.commands, effect.timeout)
-                    else:
-                        assert kind is fx.OpenLink
-                        value = await self._links.open(effect.timeout)
-            except StopIteration as done:
-                if interrupt is not None:
-                    raise interrupt from None
-                result: T = done.value
-                return result
-            except BaseException as error:
-                if fx.is_over(protocol):  # that was its own last word
-                    raise interrupt or error from (error.__cause__ if interrupt is None else None)
-                advance, value = protocol.throw, error
-                if not isinstance(error, Exception):  # the task was cancelled
-                    interrupt, value = error, fx.Interrupted()
+                                value = await submit(step, timeout, reply)
+                            except asyncio.CancelledError as cancelled:
+                                interrupt = cancelled
+                                if not reply.done() or reply.exception() is not None:
+                                    raise  # it had its chance; the caller will not wait for another try
+                                value = reply.result()
+                        elif kind is fx.Wait:
+                            bell = effect.bell or Bell()
+                            if not bell.rung:
+                                try:
+                                    await bell.wait(loop, effect.until)
+                                finally:
+                                    bell.rest()
+                            bell.rung = False  # unless we were cancelled: then it is kept
+                            value = now()
+                        elif kind is fx.Attach:
+                            body = Body(loop)
+                            effect.hold.notify = body.cancel
+                            value = body.task, body
+                        elif kind is fx.Detach:
+                            effect.hold.notify = None
+                            value = (
+                                (await effect.block.leave(effect.error)) if effect.block.cut else (effect.error, False)
+                            )
+                        elif kind in at_once:
+                            value = at_once[kind](effect)
+                        elif kind is fx.CallEach:
+                            value = await engine.call_each(effect.steps, effect.timeout)
+                        elif kind is fx.Listen:
+                            value = await engine.listen(effect.timeout)
+                        elif kind is fx.CallOn:
+                            value = await self._links.call_on(effect.link, effect.commands, effect.timeout)
+                        else:
+                            assert kind is fx.OpenLink
+                            value = await self._links.open(effect.timeout)
+                except StopIteration as done:
+                    if interrupt is not None:
+                        raise interrupt from None
+                    result: T = done.value
+                    return result
+                except BaseException as error:
+                    if fx.is_over(protocol):  # that was its own last word
+                        if error.__suppress_context__:
+                            error.__context__ = None  # a StepFailed, which knows this very error
+                        raise interrupt or error from (error.__cause__ if interrupt is None else None)
+                    advance, value = protocol.throw, error
+                    if not isinstance(error, Exception):  # the task was cancelled
+                        interrupt, value = error, fx.Interrupted()
+        finally:
+            value = interrupt = None  # an error keeps alive the frames that it went through, and this is one of them
 
     def _entrust(self, effect: fx.Entrust) -> None:
         self.book.entrust(effect.hold, clock.now())

@@ -109,41 +109,46 @@ class Driver:
         send, now = protocol.send, clock.now
         if isinstance(value, BaseException):
             interrupt, value = value, fx.Interrupted()
-        while True:
-            try:
-                while True:
-                    effect = advance(value)
-                    advance = send
-                    kind = type(effect)
-                    if kind is fx.Now:
-                        value = time() if effect.wall else now()
-                    elif kind is fx.Call:
-                        step = effect.step
-                        if type(step) is fx.Step and step.watch:
-                            value = self.wire.call(step, effect.timeout)
+        try:
+            while True:
+                try:
+                    while True:
+                        effect = advance(value)
+                        advance = send
+                        kind = type(effect)
+                        if kind is fx.Now:
+                            value = time() if effect.wall else now()
+                        elif kind is fx.Call:
+                            step = effect.step
+                            if type(step) is fx.Step and step.watch:
+                                value = self.wire.call(step, effect.timeout)
+                            else:
+                                value = call(step, effect.timeout)
+                        elif kind is fx.Caller:
+                            value = get_ident()
+                        elif kind is fx.NewToken:
+                            value = clock.new_token(effect.label)
+                        elif kind is fx.Wait:
+                            value = _wait(effect.bell, effect.until)
+                        elif kind is fx.Attach:
+                            value = get_ident(), None  # a thread cannot be cancelled; its body has lost and check()
                         else:
-                            value = call(step, effect.timeout)
-                    elif kind is fx.Caller:
-                        value = get_ident()
-                    elif kind is fx.NewToken:
-                        value = clock.new_token(effect.label)
-                    elif kind is fx.Wait:
-                        value = _wait(effect.bell, effect.until)
-                    elif kind is fx.Attach:
-                        value = get_ident(), None  # a thread cannot be cancelled; its body has lost and check()
-                    else:
-                        value = self._perform(effect, engine)
-            except StopIteration as done:
-                if interrupt is not None:
-                    raise interrupt from None
-                result: T = done.value
-                return result
-            except BaseException as error:
-                if fx.is_over(protocol):  # that was its own last word
-                    raise interrupt or error from (error.__cause__ if interrupt is None else None)
-                advance, value = protocol.throw, error
-                if not isinstance(error, Exception):  # Ctrl-C, or whatever a signal handler raises, here or there
-                    interrupt, value = error, fx.Interrupted()
+                            value = self._perform(effect, engine)
+                except StopIteration as done:
+                    if interrupt is not None:
+                        raise interrupt from None
+                    result: T = done.value
+                    return result
+                except BaseException as error:
+                    if fx.is_over(protocol):  # that was its own last word
+                        if error.__suppress_context__:
+                            error.__context__ = None  # a StepFailed, which knows this very error
+                        raise interrupt or error from (error.__cause__ if interrupt is None else None)
+                    advance, value = protocol.throw, error
+                    if not isinstance(error, Exception):  # Ctrl-C, or whatever a signal handler raises, here or there
+                        interrupt, value = error, fx.Interrupted()
+        finally:
+            value = interrupt = None  # an error keeps alive the frames that it went through, and this is one of them
 
     def _perform(self, effect: fx.Effect, engine: Engine | Wire | None) -> Any:
         if isinstance(effect, fx.CallEach):

@@ -258,12 +258,15 @@ class Engine:
         try:
             line = Line(self._target, timeout)
         except Exception as error:  # redis-py, a credential provider, a custom connect function: anything
-            failed = connect_failure(error, self.address, timeout)
-            failed.retry = failed.retry and self._known
-            raise failed from error
+            raise self._not_connected(error, timeout) from error
         self._known = True
         self._open.add(line)
         return line
+
+    def _not_connected(self, cause: Exception, timeout: float) -> StepFailed:
+        failed = connect_failure(cause, self.address, timeout)
+        failed.retry = failed.retry and self._known
+        return failed
 
     def _put_back(self, line: Line, *replies: object) -> None:
         if self._closed or len(self._resting) >= _MOST_RESTING:

@@ -21,6 +21,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import hiredis
@@ -201,8 +202,7 @@ class Wire:
         try:
             waker = Waker()
         except OSError as error:  # too many open files
-            cause = error
-            self._refuse_all(lambda: connect_failure(cause, self.address, 0.0))
+            self._refuse_all(partial(connect_failure, error, self.address, 0.0))
             return
         if self._seat.setdefault(None, threading.current_thread()) is not threading.current_thread():
             return
@@ -270,8 +270,7 @@ class Wire:
             self._patience = min(2 * patience, _LONGEST_PATIENCE)  # those who have more than that stay in the queue
             return
         except Exception as error:  # redis-py, a credential provider, a custom connect function: anything
-            cause = error
-            self._refuse_all(lambda: connect_failure(cause, self.address, patience))
+            self._refuse_all(partial(connect_failure, error, self.address, patience))
             return
         self._patience = _FIRST_PATIENCE
         self._not_before = 0.0

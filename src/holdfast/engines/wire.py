@@ -11,6 +11,7 @@ import re
 import socket
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from traceback import clear_frames
 from typing import Any, Final
 
 import hiredis
@@ -145,6 +146,9 @@ def connect_failure(cause: BaseException, address: str, timeout: float) -> StepF
         return cause
     if isinstance(cause, HoldfastError):  # the embedded server could not be started
         return _failed(cause, cause.__cause__, sent=False, retry=True)
+    for root in (cause.__cause__, cause.__context__):
+        if root is not None:
+            clear_frames(root.__traceback__)  # redis-py keeps it in a variable of a frame that it went through
     text = str(cause)
     if isinstance(cause, (redis.exceptions.TimeoutError, TimeoutError)):
         return silence(address, timeout, cause, sent=False)

@@ -132,6 +132,7 @@ class Desk:
                 self.land(flight)
         elif pilot is None:
             wake(flight)
+        seat.flight = _NOWHERE  # else each of the two would keep the other alive
 
 
 class Alarm:

@@ -196,6 +196,7 @@ def acquire(hold: Hold, until: float | None, board: Switchboard) -> Effects[bool
             asked_at = now
             attempt += 1
     finally:
+        failure = None  # an error keeps alive the frames that it went through, and this one is among them
         if board.waiting or board.watching:
             board.dismiss(hold)
 

@@ -111,8 +111,10 @@ class Turn:
             yield from entrust(hold)
             raise
         finally:
-            if seat is not None and not seat.flight.over:
-                self._desk.land(seat.flight, told, served if told is not None else 0)
+            if seat is not None:
+                if not seat.flight.over:
+                    self._desk.land(seat.flight, told, served if told is not None else 0)
+                self._desk.leave(seat)
 
     def _send(self, step: Step) -> Effects[int | None]:
         """Whether it was stored; None if nobody can say. One broken connection is forgiven."""
@@ -134,7 +136,7 @@ class Turn:
             if hold is not None and hold.phase is not ENDED:
                 hold.phase = ENDED
                 self._desk.driver.book.leave(hold)
-            if seat is not None and not seat.flight.over:
-                self._desk.land(seat.flight)
+            if seat is not None:
+                self._desk.leave(seat)
         except (AttributeError, TypeError):
             pass  # the interpreter is on its way out
