@@ -681,3 +681,19 @@ def test_exclusive_gives_the_lock_back_whatever_the_function_does(play: Any) -> 
         assert await api.raw("EXISTS", "a") == 0
 
     play(scenario)
+
+
+def test_exclusive_says_when_the_lock_was_lost_meanwhile(play: Any) -> None:
+    async def scenario(api: Any) -> None:
+        client = api.client()
+
+        @client.exclusive("a", ttl=1)
+        async def work() -> str:
+            await api.raw("DEL", "a")
+            await api.sleep(1.5)
+            return "done"
+
+        with pytest.raises(holdfast.LeaseLost, match="'a'"):
+            await work()
+
+    play(scenario)
