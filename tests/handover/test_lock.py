@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import pickle
+from base64 import urlsafe_b64encode
 from typing import Any
+from zlib import crc32
 
 import pytest
 
@@ -238,6 +240,62 @@ def test_a_ticket_that_was_cut_or_changed_is_recognised(client: holdfast.Client)
     with pytest.raises(holdfast.InvalidConfig):
         client.adopt(ticket, ttl=-1)
     client.adopt(ticket).release()
+
+
+def forged(*lines: str) -> str:
+    said = "\n".join(lines).encode()
+    packed = urlsafe_b64encode(crc32(said).to_bytes(4, "big") + said)
+    return "hf1-" + packed.decode().rstrip("=")
+
+
+@pytest.mark.parametrize(
+    ("lines", "error"),
+    [
+        (("lock", "token", "", "a"), holdfast.NotAcquired),
+        (("semaphore n3", "token", "", "a"), holdfast.NotAcquired),
+        (("semaphore n0", "token", "", "a"), holdfast.Unsupported),
+        (("semaphore n9999999", "token", "", "a"), holdfast.InvalidConfig),
+        (("semaphore", "token", "", "a"), holdfast.Unsupported),
+        (("semaphore n3", "token", "", "a", "b"), holdfast.Unsupported),
+        (("rwlock some", "token", "", "a"), holdfast.Unsupported),
+        (("barrier", "token", "", "a"), holdfast.Unsupported),
+        (("lock all", "token", "", "a"), holdfast.Unsupported),
+        (("lock", "token", "", ""), holdfast.InvalidName),
+        (("lock", "token", "", "a", "a"), holdfast.InvalidName),
+        (("lock", "token", "", *(str(number) for number in range(33))), holdfast.InvalidName),
+        (("lock", "token", ""), holdfast.InvalidConfig),
+        (("lock",), holdfast.InvalidConfig),
+    ],
+    ids=lambda value: ",".join(value)[:30] if isinstance(value, tuple) else value.__name__,
+)
+def test_a_ticket_that_says_odd_things_takes_nothing(
+    client: holdfast.Client, lines: tuple[str, ...], error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        client.adopt(forged(*lines))
+
+
+def test_the_longest_names_fit_into_a_ticket(client: holdfast.Client) -> None:
+    names = [f"{number:02}" + "x" * 510 for number in range(32)]
+    lease = client.lock(*names, label="a rather long label " * 9).acquire()
+    assert lease
+    taken = client.adopt(lease.hand_over())
+    assert taken.fences.keys() == {*names}
+    taken.release()
+
+
+def test_who_leads_can_hand_that_over(play: Any) -> None:
+    async def scenario(api: Any) -> None:
+        one, two = api.client(), api.client()
+        lease = await one.election("e").lead().acquire()
+        taken = await two.adopt(await lease.hand_over(), label="two")
+        leader = await one.election("e").leader()
+        assert leader.fence == taken.fence
+        assert "two" in str(leader)
+        await taken.release()
+        assert await one.election("e").leader() is None
+
+    play(scenario)
 
 
 def test_a_ticket_is_a_short_str_safe_in_urls_that_keeps_to_itself(client: holdfast.Client) -> None:

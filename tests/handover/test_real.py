@@ -13,6 +13,7 @@ import holdfast
 import holdfast.aio
 from tests.drivers.test_fork import in_child
 from tests.drivers.test_full_memory import fill_up
+from tests.drivers.test_interrupts import EVERY_MOMENT
 from tests.handover.kinds import KINDS, Kind
 from tests.proxy import LOSE_REPLY, LOSE_REQUEST, MUTE_REPLY, Fault, Proxy
 from tests.servers import Server
@@ -309,3 +310,67 @@ def test_no_ticket_without_a_server(server: Server) -> None:
         assert lease.held, "it is as it was"
         server.resume()
         lease.release()
+
+
+# The tracer of those, and another story.
+EVERY_STEP = (
+    EVERY_MOMENT.partition("client = holdfast.connect(url)")[0]
+    + """
+client = holdfast.connect(url)
+lock, key = client.lock("x"), "x"
+if sys.argv[2] == "permit":
+    lock, key = client.semaphore("x", 1), "x:hf1:room:{x}"
+client.adopt(lock.acquire().hand_over()).release()
+moment = interrupted = 0
+orphans = []
+while True:
+    moment += 1
+    tracer, ticket, taken = Tracer(moment), None, None
+    lease = lock.acquire(timeout=3)
+    try:
+        if sys.argv[3] == "hand_over":
+            sys.settrace(tracer)
+            ticket = lease.hand_over()
+        else:
+            ticket = lease.hand_over()
+            sys.settrace(tracer)
+            taken = client.adopt(ticket)
+        sys.settrace(None)
+        for _ in range(9):
+            pass  # a place to be interrupted, if it has not been before
+    except KeyboardInterrupt:
+        sys.settrace(None)
+        interrupted += 1
+    try:
+        if taken is not None:
+            taken.release()
+        elif lease.held:
+            lease.release()
+        elif ticket is not None:
+            client.adopt(ticket).release()
+    except holdfast.NotAcquired:
+        pass  # the adoption that was interrupted had come far enough
+    if tracer.left > 0:
+        break
+    if not is_free(key, 1.0):
+        orphans.append(tracer.where)
+        admin.flushdb()
+    if client._driver.book.holds or client._driver.cohorts.seats:
+        orphans.append("something is left in this process: " + tracer.where)
+        break
+    if len(orphans) > 5:
+        break
+enough = 60 if sys.version_info < (3, 12) else 20  # later ones tell a tracer of fewer opcodes
+say("interrupted", interrupted > enough and interrupted > 0.9 * (moment - 1))  # some strike where Python swallows them
+for orphan in orphans:
+    say(orphan.rpartition("/holdfast/")[2], "in", orphan[:40])
+client.close()
+"""
+)
+
+
+@pytest.mark.parametrize("step", ["hand_over", "adopt"])
+@pytest.mark.parametrize("kind", ["lock", "permit"])
+def test_interrupted_after_any_bytecode_it_leaves_nothing_behind(url: str, kind: str, step: str) -> None:
+    with Script(EVERY_STEP, url, kind, step) as script:
+        assert script.finish(100.0, quiet=False) == "interrupted True\n"

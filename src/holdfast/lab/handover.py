@@ -29,7 +29,9 @@ TAKES: Final = "tb"
 
 def handover_config(make: Callable[..., Config] = fenced_config, roles: str = "gtn", **bounds: Any) -> Config:
     """That row, whose clients give (g), take (t), do both (b), or neither (n)."""
-    config = make(**{"clients": len(roles), **bounds})
+    # What was handed over, and adopted by nobody, stays for its ttl. So a waiter behind one that has fallen silent may
+    # have to wait until that one is struck off, and for its own next refresh: longer than anybody stays.
+    config = make(**{"clients": len(roles), "idle_us_per_fault": 1_500_000, **bounds})
 
     async def visit(site: Site) -> None:
         name = site.machine.name

@@ -230,12 +230,13 @@ def _swap(hold: Hold, giver: str) -> Effects[None]:
                 now = yield from wait(None, min(until, now + mutex.backoff(hold.token, attempt)))
             asked_at = now
             continue
-        hold.doubtful = doubtful
         if isinstance(reply, list):  # with its place, or the fence of each name
             _, reply, hold.slot = reply
         if int(reply) <= 0:
+            hold.doubtful = doubtful
             raise NotAcquired(hold.name, _REFUSED.get(int(reply), _REFUSED[0]))
         hold.grant(int(reply), asked_at)
+        hold.doubtful = doubtful  # not before, for a signal handler may strike here, and nobody else knows of the token
         now = yield from clock()
         if now < hold.deadline:
             return
