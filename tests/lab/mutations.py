@@ -143,10 +143,10 @@ _TIME: Final[dict[str, Mistake]] = {
         *in_python(
             mutex,
             "acquire",
-            "            step = acquire_step(hold, channel, watch=watch)\n",
+            '            step = acquire_step(hold, channel, watch=watched != "")\n',
             """            from holdfast.protocol.effects import wall_clock
             ends = round(((yield from wall_clock()) + hold.terms.ttl) * 1000)
-            step = acquire_step(hold, channel, watch=watch)
+            step = acquire_step(hold, channel, watch=watched != "")
             step = step._replace(args=(*step.args, str(ends)))
 """,
         ),

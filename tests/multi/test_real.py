@@ -89,6 +89,7 @@ def test_processes_killed_at_any_moment_hold_all_or_nothing(server: Server, admi
     for round_ in range(2):
         scripts = [Script(CROWD, server.url, 10 * round_ + number, 4, 9999) for number in range(3)]
         try:
+            eventually(lambda: [key for key in lock_keys(admin) if not key.startswith("n:")], 30, "nobody has begun")
             until = time.monotonic() + 1.0 + dice.random()
             while time.monotonic() < until:
                 check()
