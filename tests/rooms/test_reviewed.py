@@ -125,3 +125,23 @@ def test_a_block_may_be_left_in_another_thread_if_its_object_is_its_own(client: 
     thread.start()
     thread.join()
     assert not lease.held
+
+
+@pytest.mark.parametrize("names", [("a",), ("a", "b")], ids=["one name", "several"])
+def test_a_room_stays_a_room_while_a_stranger_holds_a_key_of_that_name(play: Any, names: tuple[str, ...]) -> None:
+    """A lock that queued behind the stranger would have taken the room's mark away, and come in beside the others."""
+
+    async def scenario(api: Any) -> None:
+        one, two = api.client(), api.client()
+        async with one.semaphore("a", 2, ttl=30):
+            await api.raw("SET", "a", "a stranger's, without a ttl")
+            for how in ({"blocking": False}, {"timeout": 0.3}):
+                with pytest.raises(holdfast.Unsupported, match="in use as a semaphore"):
+                    await two.lock(*names, ttl=30).acquire(**how)
+            await api.raw("DEL", "a")
+            with pytest.raises(holdfast.Unsupported, match="in use as a semaphore"):
+                await two.lock(*names).acquire(blocking=False)
+            async with two.semaphore("a", 2, wait=0):
+                pass
+
+    play(scenario)

@@ -36,11 +36,11 @@ if contended then
   if redis.call('EXISTS', KEYS[5]) == 1 then
     return {-1, 0}
   end
+  local free_until, _, kind = last_free()
+  if kind then
+    return {-2, kind}
+  end
   if redis.call('EXISTS', KEYS[1]) == 0 then
-    local free_until, _, kind = last_free()
-    if kind then
-      return {-2, kind}
-    end
     local first = head()
     if free_until > now and free_until - now <= OPEN_US then
       free_in_ms = math.ceil((free_until - now) / 1000) -- first comes the moment of those who only poll

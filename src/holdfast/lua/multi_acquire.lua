@@ -74,15 +74,14 @@ end
 
 local function may_have()
   local owner = redis.call('GET', KEYS[1])
-  if owner then
-    return owner == token
-  end
-  if redis.call('EXISTS', KEYS[3]) == 0 then
-    return true
+  if owner == token or redis.call('EXISTS', KEYS[3]) == 0 then
+    return not owner or owner == token
   end
   local free_until, _, kind = last_free()
   if kind then
     other_kind = kind
+  end
+  if kind or owner then
     return false
   end
   if free_until > now and free_until - now <= OPEN_US then
