@@ -23,7 +23,7 @@ from holdfast.protocol.flights import Alarm
 from holdfast.protocol.turns import Turn
 from tests.lab.mutations import Mistake, in_python, in_step, plant
 
-JUDGED: Final = PRIMITIVES["cache"].invariants
+JUDGED: Final = PRIMITIVES["cache:failing"].invariants
 CASTS: Final[dict[str, Config]] = {
     "RVI": cache_config("RVI", kinds=DAILY_KINDS),
     "VFI": cache_config("VFI", kinds=DAILY_KINDS),

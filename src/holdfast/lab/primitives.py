@@ -30,7 +30,8 @@ _LOCK: Final = tuple(CHECKS)
 _ROOM: Final = ("NoFalseHold", "NoOrphan", "NoLostWakeup", "FenceMonotone", "AcquireTotality")
 # Who is refused by another name waits there instead; and who has a ticket is served before those who wait.
 _UNORDERED: Final = tuple(name for name in CHECKS if name != "Fifo")
-_CACHE: Final = (*CACHE_PROMISES, "NoOrphan", "NoLostWakeup", "AcquireTotality")
+_FAILING_CACHE: Final = (*CACHE_PROMISES, "NoOrphan", "NoLostWakeup", "AcquireTotality")
+_CACHE: Final = tuple(name for name in _FAILING_CACHE if name != "FailureShared")
 _LATCH: Final = ("ShutUntilZero", "CountedOnce", "NoLostWakeup", "NoOrphan")
 
 
@@ -57,6 +58,6 @@ PRIMITIVES: Final[dict[str, Primitive]] = {
     "hand_over:read": Primitive(partial(handover_config, partial(rwlock_config, "RRW")), ("ModeExclusion", *_ROOM)),
     "hand_over:write": Primitive(partial(handover_config, partial(rwlock_config, "WWR")), ("ModeExclusion", *_ROOM)),
     "cache": Primitive(cache_config, _CACHE),
-    "cache:failing": Primitive(partial(cache_config, "VFI"), _CACHE),
+    "cache:failing": Primitive(partial(cache_config, "VFI"), _FAILING_CACHE),
     "cache:stale": Primitive(partial(cache_config, "VVI", ttl=0.05, stale=60.0), _CACHE),
 }
