@@ -240,7 +240,7 @@ def test_interrupt_on_a_hung_server_is_heeded_and_cleaned_up(server: Server, adm
 
 # The signal becomes pending behind the interpreter's back (a subscript, not a call, so that the tracer itself does not
 # notice it), and is met wherever CPython next looks for signals, which is where a real one would be met.
-EVERY_MOMENT = """
+MOMENTS = """
 import _thread, collections, functools
 admin = redis.Redis.from_url(url)
 trip = collections.defaultdict(functools.partial(_thread.interrupt_main, signal.SIGINT))
@@ -261,6 +261,27 @@ class Tracer:
                 trip[self.key]
         return self
 
+if sys.version_info >= (3, 12):  # which tells a tracer of few opcodes, or none
+    import threading
+    watched = [None]
+
+    def each(code, offset, main=threading.get_ident()):
+        tracer = watched[0]
+        if tracer is not None and "/holdfast/" in code.co_filename and threading.get_ident() == main:
+            tracer.left -= 1
+            if tracer.left == 0:
+                tracer.where = f"{code.co_filename}:{sys._getframe(1).f_lineno}"
+                settrace(None)
+                trip[tracer.key]  # and no call after it, which would be where the signal is met
+
+    def settrace(tracer):
+        watched[0] = tracer
+        sys.monitoring.set_events(3, sys.monitoring.events.INSTRUCTION if tracer is not None else 0)
+
+    sys.monitoring.use_tool_id(3, "moments")
+    sys.monitoring.register_callback(3, sys.monitoring.events.INSTRUCTION, each)
+    sys.settrace = settrace
+
 def is_free(name, patience):
     deadline = time.monotonic() + patience
     while admin.exists(name):
@@ -268,7 +289,11 @@ def is_free(name, patience):
             return False
         time.sleep(0.002)
     return True
+"""
 
+EVERY_MOMENT = (
+    MOMENTS
+    + """
 client = holdfast.connect(url)
 lock = client.lock("x")
 with lock:
@@ -311,12 +336,12 @@ while True:
         again.release()
     if len(orphans) > 5:
         break
-enough = 60 if sys.version_info < (3, 12) else 20  # later ones tell a tracer of fewer opcodes
-say("interrupted", interrupted > enough and interrupted > 0.9 * (moment - 1))  # some strike where Python swallows them
+say("interrupted", interrupted > 60 and interrupted > 0.9 * (moment - 1))  # some strike where Python swallows them
 for orphan in orphans:
     say(orphan.rpartition("/holdfast/")[2], "in", orphan[:40])
 client.close()
 """
+)
 
 
 @pytest.mark.parametrize("step", ["acquire", "release"])
@@ -328,7 +353,7 @@ def test_interrupt_after_every_single_bytecode_leaves_no_key(server: Server, ste
 
 # The same with another thread of the process before or behind the interrupted one, so that the lease is passed on.
 EVERY_MOMENT_IN_LINE = (
-    EVERY_MOMENT[: EVERY_MOMENT.index("client = holdfast.connect(url)")]
+    MOMENTS
     + """
 import threading
 client = holdfast.connect(url)
@@ -403,8 +428,7 @@ while True:
 cohorts = client._driver.cohorts
 third.thread.join(3)
 other.thread.join(3)
-enough = 60 if sys.version_info < (3, 12) else 20  # later ones tell a tracer of fewer opcodes
-say("interrupted", interrupted > enough and interrupted > 0.9 * (moment - 1))
+say("interrupted", interrupted > 60 and interrupted > 0.9 * (moment - 1))
 if cohorts.seats or cohorts.lines or cohorts._vacating:
     say("left", cohorts.seats, cohorts.lines, cohorts._vacating)
 for orphan in orphans:

@@ -13,7 +13,7 @@ import holdfast
 import holdfast.aio
 from tests.drivers.test_fork import in_child
 from tests.drivers.test_full_memory import fill_up
-from tests.drivers.test_interrupts import EVERY_MOMENT
+from tests.drivers.test_interrupts import MOMENTS
 from tests.handover.kinds import KINDS, Kind
 from tests.proxy import LOSE_REPLY, LOSE_REQUEST, MUTE_REPLY, Fault, Proxy
 from tests.servers import Server
@@ -314,7 +314,7 @@ def test_no_ticket_without_a_server(server: Server) -> None:
 
 # The tracer of those, and another story.
 EVERY_STEP = (
-    EVERY_MOMENT.partition("client = holdfast.connect(url)")[0]
+    MOMENTS
     + """
 client = holdfast.connect(url)
 lock, key = client.lock("x"), "x"

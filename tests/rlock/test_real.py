@@ -11,6 +11,7 @@ import redis
 import holdfast
 import holdfast.aio
 from tests.drivers.test_fork import in_child
+from tests.drivers.test_interrupts import MOMENTS
 from tests.servers import Server
 from tests.support import Script, asyncio_test, eventually, lock_keys
 
@@ -192,27 +193,9 @@ def test_a_dropped_lease_is_noticed_though_it_was_taken_twice(client: holdfast.C
 
 
 # As tests/drivers/test_interrupts.py does it: a SIGINT is met after each single bytecode of the library in turn.
-EVERY_MOMENT = """
-import _thread, collections, functools
-admin = redis.Redis.from_url(url)
-trip = collections.defaultdict(functools.partial(_thread.interrupt_main, signal.SIGINT))
-
-class Tracer:
-    def __init__(self, moment):
-        self.left, self.where, self.key = moment, "", object()
-
-    def __call__(self, frame, event, argument):
-        if "/holdfast/" not in frame.f_code.co_filename:
-            return None
-        frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        if event == "opcode":
-            self.left -= 1
-            if self.left == 0:
-                self.where = f"{frame.f_code.co_filename}:{frame.f_lineno}"
-                sys.settrace(None)
-                trip[self.key]
-        return self
-
+EVERY_MOMENT = (
+    MOMENTS
+    + """
 client = holdfast.connect(url)
 lock = client.rlock("x")
 with lock, lock:
@@ -253,6 +236,7 @@ while True:
 say(interrupted > 30, wrong)
 client.close()
 """
+)
 
 
 @pytest.mark.parametrize("which", ["enter", "exit"])
