@@ -29,7 +29,8 @@ class Scribe:
         self.api = api
         self.log: list[str] = []
         self.handles: list[Any] = []
-        self._go: dict[str, bool] = {}
+        self._go: set[str] = set()
+        self._gone: set[str] = set()
 
     async def start(self, name: str, lock: Any) -> None:
         """It acquires, says so, and leaves when it is told to."""
@@ -39,13 +40,23 @@ class Scribe:
                 self.log.append(name)
                 while name not in self._go:
                     await self.api.sleep(0.01)
+            self._gone.add(name)
 
         self.handles.append(self.api.spawn(visit))
-        await self.api.sleep(0.15)  # time to get in, or to take its place in the queue
+        await self._settle()
 
     async def leave(self, *names: str) -> None:
-        self._go.update(dict.fromkeys(names, True))
-        await self.api.sleep(0.15)
+        self._go.update(names)
+        await self._settle(set(names).intersection(self.log))
+
+    async def _settle(self, leaving: set[str] | frozenset[str] = frozenset()) -> None:
+        """Until they have left, everybody is in or in the queue, and nothing more comes of that."""
+        for _ in range(1000):
+            waiting = [token for token in await self.api.raw("ZRANGE", "a:hf1:queue:{a}", "0", "-1") if token]
+            if leaving <= self._gone and len(self.log) + len(waiting) >= len(self.handles):
+                break
+            await self.api.sleep(0.01)
+        await self.api.sleep(0.1)
 
     async def join(self) -> None:
         for handle in self.handles:
