@@ -112,7 +112,7 @@ class Reader:
         self._tasks = 0
         self._begun = 0
         self._computing = 0  # two may, if the turn of the first was lost
-        self._under_way = 0
+        self._under_way = self._asking = 0
 
     async def invalidate(self) -> bool:
         """Whether that was confirmed."""
@@ -142,15 +142,19 @@ class Reader:
         site = self._site
         self._tasks += 1
         task = str(self._tasks)
+        if not self._asking:
+            site.wants_us = site.now_us
         self._under_way += 1
+        self._asking += 1
         site.waiting += 1
         if site.stage != "holds":
-            site.stage, site.wants_us = "wants", site.now_us
+            site.stage = "wants"
         site.note("asks", what=task)
         try:
             try:
                 turn = await site.machine.run(ask(self._desk, _ENTRY, self._policy))
             finally:
+                self._asking -= 1
                 site.waiting -= 1
             found = turn.read() if turn.hold is None else await self._compute(turn)
         except ComputeFailed as error:

@@ -19,6 +19,7 @@ from holdfast.lab.latch import latch_config
 from holdfast.lab.rlock import rlock_config
 from holdfast.lab.rows import rwlock_config, semaphore_config, several_config
 from holdfast.lab.state import Config
+from holdfast.lab.visits import AT_ONCE
 
 __all__ = ["DAILY_KINDS", "PRIMITIVES", "Primitive"]
 
@@ -45,19 +46,21 @@ PRIMITIVES: Final[dict[str, Primitive]] = {
     "semaphore": Primitive(semaphore_config, ("PermitCount", *_ROOM)),
     "rwlock": Primitive(rwlock_config, ("ModeExclusion", *_ROOM)),
     "rwlock:WRW": Primitive(partial(rwlock_config, "WRW"), ("ModeExclusion", *_ROOM)),
-    "several": Primitive(partial(several_config, "ab", "ba", "b"), _UNORDERED),
+    "several": Primitive(partial(several_config, "ab", "ba", "b", leaves_us=AT_ONCE), _UNORDERED),
     "latch": Primitive(latch_config, _LATCH, (*DAILY_KINDS, "duplicate")),
     "latch:barrier": Primitive(partial(latch_config, "BBB", 3), _LATCH, (*DAILY_KINDS, "duplicate")),
     "rlock": Primitive(rlock_config, (*_LOCK, "LevelCount")),
     "election": Primitive(election_config, (*_LOCK, "LeaderKnown", "StepsDown")),
     "election:terms": Primitive(partial(election_config, "TRR"), (*_LOCK, "StepsDown")),
-    "hand_over": Primitive(handover_config, _UNORDERED),
-    "hand_over:race": Primitive(partial(handover_config, roles="gtt"), _UNORDERED),
-    "hand_over:several": Primitive(partial(handover_config, partial(several_config, "ab", "ab", "b")), _UNORDERED),
+    "hand_over": Primitive(partial(handover_config, leaves_us=AT_ONCE), _UNORDERED),
+    "hand_over:race": Primitive(partial(handover_config, roles="gtt", leaves_us=AT_ONCE), _UNORDERED),
+    "hand_over:several": Primitive(
+        partial(handover_config, partial(several_config, "ab", "ab", "b"), leaves_us=AT_ONCE), _UNORDERED
+    ),
     "hand_over:semaphore": Primitive(partial(handover_config, semaphore_config, "bbb"), ("PermitCount", *_ROOM)),
     "hand_over:read": Primitive(partial(handover_config, partial(rwlock_config, "RRW")), ("ModeExclusion", *_ROOM)),
     "hand_over:write": Primitive(partial(handover_config, partial(rwlock_config, "WWR")), ("ModeExclusion", *_ROOM)),
-    "cache": Primitive(cache_config, _CACHE),
+    "cache": Primitive(partial(cache_config, leaves_us=((0, 0),)), _CACHE),
     "cache:failing": Primitive(partial(cache_config, "VFI"), _FAILING_CACHE),
     "cache:stale": Primitive(partial(cache_config, "VVI", ttl=0.05, stale=60.0), _CACHE),
 }
