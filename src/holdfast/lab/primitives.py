@@ -60,7 +60,7 @@ PRIMITIVES: Final[dict[str, Primitive]] = {
     "hand_over:semaphore": Primitive(partial(handover_config, semaphore_config, "bbb"), ("PermitCount", *_ROOM)),
     "hand_over:read": Primitive(partial(handover_config, partial(rwlock_config, "RRW")), ("ModeExclusion", *_ROOM)),
     "hand_over:write": Primitive(partial(handover_config, partial(rwlock_config, "WWR")), ("ModeExclusion", *_ROOM)),
-    "cache": Primitive(partial(cache_config, leaves_us=((0, 0),)), _CACHE),
-    "cache:failing": Primitive(partial(cache_config, "VFI"), _FAILING_CACHE),
-    "cache:stale": Primitive(partial(cache_config, "VVI", ttl=0.05, stale=60.0), _CACHE),
+    "cache": Primitive(partial(cache_config, leaves_us=AT_ONCE), _CACHE),
+    "cache:failing": Primitive(partial(cache_config, "VFI", leaves_us=AT_ONCE), _FAILING_CACHE),
+    "cache:stale": Primitive(partial(cache_config, "RLI", ttl=0.05, stale=60.0, leaves_us=AT_ONCE), _CACHE),
 }
