@@ -10,8 +10,8 @@ Four parts, each with a PASS or FAIL, and an exit code.
    Nothing may be broken that docs/guarantees.md promises: nothing at all by faults of clients and of the network, and
    neither fences nor honesty about one's own deadline by a server that forgets, or whose clock jumps.
 3. The primitives: each row of lab/primitives.py with three clients and two faults of the kinds that befall clients and
-   messages, for ``--primitives`` seconds. Nothing that is asked of it may be broken, and something must be known of
-   all that is asked; without a fault it must have been explored to the end.
+   messages, for ``--primitives`` seconds. Nothing that is asked of it may be broken, and all of it must be known, for
+   which all that happens without a fault has to be explored. With how many faults it came to the end, is printed.
 4. The question of lab/question.py.
 """
 

@@ -152,7 +152,7 @@ MISTAKES: Final[dict[str, tuple[str, str, tuple[str, ...], Mistake]]] = {
         "rlock",
         "LevelCount",
         (),
-        in_python(rlock, "release_level", "lease._owner != me or hold.phase is ENDED", "hold.phase is ENDED"),
+        in_python(rlock, "release_level", "if lease._owner != me:", "if False:"),
     ),
     "one_task_taken_for_another": (
         "rlock",
