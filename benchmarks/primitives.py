@@ -1,14 +1,17 @@
-"""What a permit of a semaphore costs, and a turn at reading or writing, beside the lock.
+"""What the primitives cost that are no plain lock, beside the lock and beside what other people have.
 
     python -m benchmarks.primitives [--rounds 40] [--cycles 100] [--json FILE]
 
-Rounds, order and cores as in benchmarks.uncontended: what counts is the ratio within a round. None of the libraries
-that are compared there has a semaphore or a readers-writer lock that many machines can share. So the peer is what
-people write by hand on redis-py: a sorted set with a member for each holder, scored by the time of its machine, of
-whom the first N are in (Redis in Action, 6.3.1). It does not wait, has neither order nor fence, and trusts the clocks
-of its clients.
+Rounds, order and cores as in benchmarks.uncontended: what counts is the ratio within a round. The peers:
 
-The second table has more threads than permits. There the peer tries again every millisecond.
+- of a semaphore redis-semaphore, whose tokens lie in a list from which BLPOP takes them (told to free those of a dead
+  client after a ttl, as ours does), and what people write by hand on redis-py: a sorted set with a member for
+  each holder, scored by the time of its machine, of whom the first N are in (Redis in Action, 6.3.1). That does not
+  wait, has neither order nor fence, and trusts the clocks of its clients;
+- of a readers-writer lock redis-rw-lock, which is made of five locks of python-redis-lock and two counters;
+- of a reentrant lock, and of handing over, nothing that we know of. They are shown beside the lock.
+
+The second table has more threads than permits. There what is written by hand tries again every millisecond.
 """
 
 from __future__ import annotations
@@ -24,14 +27,18 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+import redis_rw_lock  # type: ignore[import-untyped]
+import redis_semaphore  # type: ignore[import-untyped]
 from tests.servers import Server
 
 import holdfast
 from benchmarks.report import Figure, conclude, console, new_table, spread_of
 from benchmarks.uncontended import TTL, Contender, measure, place, ratio, timed
 
-LOCK, SEMAPHORE, READ, WRITE = "Holdfast, lock", "Holdfast, semaphore of 5", "Holdfast, read", "Holdfast, write"
-BY_HAND = "sorted set by hand, redis-py"
+LOCK, REENTRANT, HANDED = "Holdfast, lock", "Holdfast, rlock taken twice", "Holdfast, lock handed over"
+SEMAPHORE, READ, WRITE = "Holdfast, semaphore of 5", "Holdfast, read", "Holdfast, write"
+BY_HAND, LIST = "sorted set by hand, redis-py", "redis-semaphore"
+THEIR_READ, THEIR_WRITE = "redis-rw-lock, read", "redis-rw-lock, write"
 MOST_TIMES_LOCK = 2.0  # the same round trips, and more for the server to do
 PERMITS = 2
 SECONDS = 1.5
@@ -60,10 +67,23 @@ class ByHand:
         self._client.zrem(self._name, self._holder)
 
 
+class ByList:
+    """The semaphore of redis-semaphore, with a token in place of True."""
+
+    def __init__(self, client: Any, name: str, permits: int) -> None:
+        self._inner = redis_semaphore.Semaphore(client, permits, name, stale_client_timeout=TTL)
+
+    def acquire(self) -> bool:
+        return self._inner.acquire() is not None
+
+    def release(self) -> None:
+        self._inner.release()
+
+
 def cycle_of(make: Callable[[], Any]) -> Callable[[], None]:
     def cycle() -> None:
         lock = make()
-        if not lock.acquire():
+        if lock.acquire() is False:  # redis-rw-lock has nothing to say
             raise RuntimeError("somebody else holds the lock")
         lock.release()
 
@@ -72,14 +92,33 @@ def cycle_of(make: Callable[[], Any]) -> Callable[[], None]:
 
 def contenders(server: Server, stack: ExitStack) -> list[Contender]:
     ours, theirs = stack.enter_context(holdfast.connect(server.url)), server.client()
-    makers: dict[str, Callable[[], Any]] = {
-        LOCK: lambda: ours.lock("bench:lock", ttl=TTL),
-        SEMAPHORE: lambda: ours.semaphore("bench:semaphore", 5, ttl=TTL),
-        READ: lambda: ours.rwlock("bench:rw", ttl=TTL).read,
-        WRITE: lambda: ours.rwlock("bench:rw", ttl=TTL).write,
-        BY_HAND: lambda: ByHand(theirs, "bench:by-hand", 5),
+
+    def take_twice() -> None:
+        lock = ours.rlock("bench:rlock", ttl=TTL)
+        with lock, lock:
+            pass
+
+    def hand_over() -> None:
+        lease = ours.lock("bench:handed", ttl=TTL).acquire()
+        assert lease is not None
+        ours.adopt(lease.hand_over(), ttl=TTL).release()
+
+    def their_side(mode: str) -> Any:
+        return redis_rw_lock.RWLock(theirs, "bench:their-rw", mode, expire=int(TTL))
+
+    cycles: dict[str, tuple[Callable[[], None], str]] = {
+        LOCK: (cycle_of(lambda: ours.lock("bench:lock", ttl=TTL)), LOCK),
+        REENTRANT: (take_twice, LOCK),
+        HANDED: (hand_over, LOCK),
+        SEMAPHORE: (cycle_of(lambda: ours.semaphore("bench:semaphore", 5, ttl=TTL)), LOCK),
+        BY_HAND: (cycle_of(lambda: ByHand(theirs, "bench:by-hand", 5)), SEMAPHORE),
+        LIST: (cycle_of(lambda: ByList(theirs, "bench:list", 5)), SEMAPHORE),
+        READ: (cycle_of(lambda: ours.rwlock("bench:rw", ttl=TTL).read), LOCK),
+        THEIR_READ: (cycle_of(lambda: their_side("R")), READ),
+        WRITE: (cycle_of(lambda: ours.rwlock("bench:rw", ttl=TTL).write), LOCK),
+        THEIR_WRITE: (cycle_of(lambda: their_side("W")), WRITE),
     }
-    return [Contender(name, timed(cycle_of(make)), LOCK) for name, make in makers.items()]
+    return [Contender(name, timed(cycle), beside) for name, (cycle, beside) in cycles.items()]
 
 
 def crowd(visit: Callable[[], None], threads: int) -> tuple[float, list[int]]:
@@ -121,14 +160,20 @@ def contended(server: Server, threads: int) -> dict[str, tuple[float, float]]:
         found[f"Holdfast, semaphore of {PERMITS}"] = rate, fairness(counts)
     plain = server.client()
 
-    def theirs() -> None:
-        by_hand = ByHand(plain, "bench:contended-by-hand", PERMITS)
-        while not by_hand.acquire():
+    def by_hand() -> None:
+        semaphore = ByHand(plain, "bench:contended-by-hand", PERMITS)
+        while not semaphore.acquire():
             time.sleep(0.001)
-        by_hand.release()
+        semaphore.release()
 
-    rate, counts = crowd(theirs, threads)
-    found[BY_HAND] = rate, fairness(counts)
+    def by_list() -> None:
+        semaphore = ByList(plain, "bench:contended-list", PERMITS)
+        semaphore.acquire()
+        semaphore.release()
+
+    for name, visit in ((BY_HAND, by_hand), (LIST, by_list)):
+        rate, counts = crowd(visit, threads)
+        found[name] = rate, fairness(counts)
     return found
 
 
@@ -152,7 +197,7 @@ def main() -> int:
         table.add_column(column, justify="left" if column in ("", "time, compared") else "right", no_wrap=True)
     for name, _, beside in those:
         seconds = spread_of(took[name]).median
-        compared = "" if name == beside else f"{ratio(took, name, LOCK).median:.2f} x the lock's"
+        compared = "" if name == beside else f"{ratio(took, name, beside).median:.2f} x {beside.partition(', ')[2]}"
         table.add_row(name, f"{1 / seconds:,.0f}", f"{seconds * 1e6:.0f}", compared)
     console.print(table)
     table = new_table(f"{asked.threads} threads that want one of {PERMITS} permits")
