@@ -91,7 +91,7 @@ def refuse_result(fn: Any, key: object) -> None:
         if inspect.iscoroutine(fn):
             fn.close()
         raise InvalidConfig(
-            f"get_or_compute({key!r:.60}) with a {type(fn).__name__}",
+            f"get_or_compute({key!r:.60}) with an object of type {type(fn).__name__}",
             "give the function itself, which is called only if there is no value",
         )
 

@@ -84,15 +84,58 @@ def test_what_separates_cannot_be_smuggled_in(x: str, y: str, data: Any) -> None
 
 @pytest.mark.parametrize("value", [[1], (1,), {"a": 1}, {1}, b"x", object(), User(1)])
 def test_what_has_no_short_name_is_refused(value: Any) -> None:
-    with pytest.raises(holdfast.InvalidName, match=type(value).__name__):
+    with pytest.raises(holdfast.InvalidConfig, match=rf"user:{{x}}.*: {{x}} is of type {type(value).__name__},"):
         name("user:{x}", both, value)
+
+
+@pytest.mark.parametrize("value", [[1], (1,), {"a": 1}, b"x"], ids=["list", "tuple", "dict", "bytes"])
+def test_who_gives_a_list_is_told_how_it_can_be_named(value: Any) -> None:
+    with pytest.raises(holdfast.InvalidConfig, match=r"say how to write it: {x!r}"):
+        name("user:{x}", both, value)
+    name("user:{x!r}", both, value)
+
+
+def test_nobody_is_told_to_name_a_set_by_its_order() -> None:
+    with pytest.raises(holdfast.InvalidConfig) as caught:
+        name("user:{x}", both, {"a", "b"})
+    assert "!r" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "value", "said"),
+    [
+        ("user:{x:d}", "x", "{x:d} cannot be made of an argument of type str (ValueError: Unknown format code"),
+        ("user:{x.name}", 5, "{x.name} cannot be made of an argument of type int (AttributeError: "),
+        ("user:{x[0]}", [], "{x[0]} cannot be made of an argument of type list (IndexError: "),
+        ("user:{x[a]}", {}, "{x[a]} cannot be made of an argument of type dict (KeyError: 'a'"),
+        ("user:{x[0]}", 5, "{x[0]} cannot be made of an argument of type int (TypeError: "),
+        ("user:{x:>9}", [1], "{x:>9} cannot be made of an argument of type list (TypeError: "),
+        ("user:{x!r:d}", 5, "{x!r:d} cannot be made of an argument of type int (ValueError: "),
+    ],
+    ids=["spec", "attribute", "index", "key", "no index", "no spec", "spec of a text"],
+)
+def test_an_argument_that_does_not_fit_its_field_is_named(pattern: str, value: Any, said: str) -> None:
+    with pytest.raises(holdfast.InvalidConfig) as caught:
+        name(pattern, both, value)
+    assert str(caught.value).startswith(f"cached({pattern!r}): {said}")
+    assert caught.value.__cause__ is not None
+
+
+def test_what_else_fails_in_an_argument_passes_as_it_is() -> None:
+    class Row:
+        @property
+        def id(self) -> int:
+            raise ConnectionError("the database is gone")
+
+    with pytest.raises(ConnectionError, match="database"):
+        name("user:{x.id}", both, Row())
 
 
 @pytest.mark.parametrize("pattern", ["user:{x}", "user:{x!r}", "user:{x!s}"])
 @pytest.mark.parametrize("value", [object(), User(1), both, User(1).__init__, iter([])], ids=["object", *"abcd"])
 def test_an_address_in_memory_is_no_name(pattern: str, value: Any) -> None:
     """It would be another one in the next process, and perhaps another's in this one."""
-    with pytest.raises(holdfast.InvalidName, match=type(value).__name__):
+    with pytest.raises(holdfast.InvalidConfig, match=f"is of type {type(value).__name__},"):
         name(pattern, both, value)
 
 
@@ -133,6 +176,9 @@ BAD = [
     ("user:{x}{y}", both, "between"),
     ("user:{x}and{y}", both, "between"),
     ("user:{x:{y}}", both, "within"),
+    ("user:{x!z}", both, "{x!z} cannot be read: Unknown conversion"),
+    ("user:{x.}", both, "{x.} cannot be read: Empty attribute"),
+    ("user:{x[0]y}", both, "cannot be read"),
     ("user:{x", both, "brace"),
     ("user:}", both, "brace"),
     ("", both, "give a name"),
@@ -207,15 +253,24 @@ def test_the_result_of_a_function_is_not_taken_for_the_function() -> None:
     """And nobody else is told of a failure for it: the server is not even asked."""
     client = holdfast.connect("redis://127.0.0.1:1/0")
     for wrong in (42, None, coroutine_function(1)):
-        with pytest.raises(holdfast.InvalidConfig, match=f"with a {type(wrong).__name__}: give the function"):
+        with pytest.raises(holdfast.InvalidConfig, match=f"of type {type(wrong).__name__}: give the function"):
             client.get_or_compute("k", wrong)  # type: ignore[arg-type]
 
 
 @asyncio_test
 async def test_nor_is_a_coroutine_under_asyncio() -> None:
     client = holdfast.aio.connect("redis://127.0.0.1:1/0")
-    with pytest.raises(holdfast.InvalidConfig, match="with a coroutine: give the function"):
+    with pytest.raises(holdfast.InvalidConfig, match="of type coroutine: give the function"):
         await client.get_or_compute("k", coroutine_function(1))  # type: ignore[call-overload]
+
+
+def test_a_value_that_cannot_be_written_is_named(client: holdfast.Client, admin: redis.Redis) -> None:
+    with pytest.raises(TypeError, match="set") as caught:
+        client.get_or_compute("user:42", lambda: {1, 2})
+    (note,) = caught.value.__notes__
+    assert "'user:42' is of type set" in note
+    assert "serializer=" in note
+    assert not admin.exists("user:42:hf1:cache:value:{user:42}")
 
 
 def test_a_value_that_is_too_large_is_refused_and_not_stored(

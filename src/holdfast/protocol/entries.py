@@ -83,8 +83,8 @@ def pack(name: str, value: Any, serializer: Serializer) -> bytes:
         data = serializer.dumps(value)
     except Exception as error:
         error.add_note(
-            f"The value of {name!r} is a {type(value).__name__}, which this serializer cannot write. Return what "
-            "it can, or give serializer="
+            f"The value of {name!r} is of type {type(value).__name__}, and this serializer cannot write it. Return "
+            "what it can, or give serializer="
         )
         raise
     if isinstance(data, str):

@@ -6,7 +6,8 @@ fields) is written as %XX where it occurs within an argument, so ``("1:2", "3")`
 for each other, and nobody can reach another's value by a clever name. What reads alike is alike: 1 and "1".
 
 Everything that can be known before the first call is checked when the function is decorated: that each field is one of
-its parameters, and that it is a function which does its work before it returns.
+its parameters and can be read, and that it is a function which does its work before it returns. What depends on the
+argument (whether it has that attribute, whether it can be written like that) is said when it is used.
 
 Why not a digest of all arguments, as others do it? A name that people can read is one that they can look up, invalidate
 from elsewhere, and lock. And ``self``, a session or a logger are arguments too.
@@ -20,7 +21,7 @@ from collections.abc import Callable
 from string import Formatter
 from typing import Any, Final, NamedTuple
 
-from holdfast.errors import InvalidConfig, InvalidName
+from holdfast.errors import InvalidConfig
 
 __all__ = ["Template", "is_coroutine_function"]
 
@@ -31,7 +32,8 @@ _NAMED: Final = (
     inspect.Parameter.KEYWORD_ONLY,
 )
 _ADDRESS: Final = re.compile(r" at 0x[0-9A-Fa-f]+")
-_CONTAINERS: Final = (list, tuple, dict, set, frozenset, bytes, bytearray)
+_ORDERED: Final = (list, tuple, dict, bytes, bytearray)
+_CONTAINERS: Final = (*_ORDERED, set, frozenset)
 
 
 class Field(NamedTuple):
@@ -42,6 +44,11 @@ class Field(NamedTuple):
     parameter: str = ""  # user
     conversion: str | None = None
     spec: str = ""
+
+    def __str__(self) -> str:
+        conversion = f"!{self.conversion}" if self.conversion else ""
+        spec = f":{self.spec}" if self.spec else ""
+        return f"{{{self.path}{conversion}{spec}}}"
 
 
 class Template:
@@ -89,7 +96,13 @@ class Template:
                 continue
             if "{" in (spec or ""):
                 raise InvalidConfig(self._said, "a field within a field is too much for a name")
-            fields.append(Field(text, path, self._parameter(path), conversion, spec or ""))
+            field = Field(text, path, self._parameter(path), conversion, spec or "")
+            try:
+                found, _ = _FORMATTER.get_field(path, (), {field.parameter: _Anything()})
+                _FORMATTER.convert_field(found, conversion)
+            except ValueError as error:
+                raise InvalidConfig(self._said, f"{field} cannot be read: {error}") from None
+            fields.append(field)
         return fields
 
     def _parameter(self, path: str) -> str:
@@ -125,20 +138,33 @@ class Template:
         return "".join(parts)
 
     def _text_of(self, field: Field, arguments: dict[str, Any]) -> str:
-        value, _ = _FORMATTER.get_field(field.path, (), arguments)
-        if not field.conversion and not field.spec and _says_nothing(value):
-            shown, kind = "{" + field.path + "}", type(value).__name__
-            raise InvalidName(
-                self.pattern, f"{shown} is a {kind}, which has no short name; use a part of it, like {{x.id}}"
-            )
-        converted = _FORMATTER.convert_field(value, field.conversion) if field.conversion else value
-        text = format(converted, field.spec)
+        try:
+            value, _ = _FORMATTER.get_field(field.path, (), arguments)
+            nameless = not field.conversion and not field.spec and _says_nothing(value)
+            text = "" if nameless else format(_FORMATTER.convert_field(value, field.conversion), field.spec)
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            kind, why = type(arguments[field.parameter]).__name__, f"{type(error).__name__}: {error}"
+            raise InvalidConfig(self._said, f"{field} cannot be made of an argument of type {kind} ({why})") from error
+        if nameless:
+            # Not of a set: in the next process it may be written in another order.
+            way = f", or say how to write it: {{{field.path}!r}}" if isinstance(value, _ORDERED) else ""
+            raise self._refusal(field, value, f"which has no short name; use a part of it, like {{x.id}}{way}")
         if not isinstance(value, str) and _ADDRESS.search(text):
-            shown, kind = "{" + field.path + "}", type(value).__name__
-            raise InvalidName(
-                self.pattern, f"{shown} is a {kind}, whose text is its address in memory; use a part of it"
-            )
+            raise self._refusal(field, value, "whose text is its address in memory; use a part of it, like {x.id}")
         return text
+
+    def _refusal(self, field: Field, value: object, why: str) -> InvalidConfig:
+        return InvalidConfig(self._said, f"{field} is of type {type(value).__name__}, {why}")
+
+
+class _Anything:
+    """An argument that has whatever a field asks of it, to see whether the field can be read."""
+
+    def __getattr__(self, _name: str) -> _Anything:
+        return self
+
+    def __getitem__(self, _key: object) -> _Anything:
+        return self
 
 
 def _says_nothing(value: object) -> bool:
