@@ -32,7 +32,7 @@ MAY_IMPORT = {
     "aio": {"decorated", "drivers", "engines", "errors", "face", "lease", "options", "protocol"},
     "lab": {"engines", "errors", "lease", "lua", "names", "protocol"},  # engines for replays on a real server
     "__main__": {"cli"},
-    "cli": {"aio", "blocking", "drivers", "errors", "lab", "options", "url", "__init__"},
+    "cli": {"aio", "blocking", "drivers", "errors", "guard", "lab", "options", "url", "__init__"},
     "__init__": {"blocking", "errors"},
 }
 NEVER_IN_PROTOCOL = {"time", "threading", "asyncio", "random", "secrets", "socket", "redis", "os", "signal"}

@@ -20,6 +20,7 @@ import psutil
 import pytest
 
 import holdfast
+from holdfast import guard
 from holdfast.cli import main, parse_duration
 from holdfast.cli.supervise import margins
 from tests.servers import Server, free_port
@@ -148,17 +149,37 @@ def test_name_and_fence_are_in_the_commands_environment(server, call):
     assert int(first[1]) < int(second[1])
 
 
-def test_several_names_are_taken_sorted_and_given_back_in_reverse(server, call):
+def test_several_names_are_one_lock_with_a_fence_for_each(server, call):
     script = 'printf "%s\n" "$HOLDFAST_NAME" "$HOLDFAST_FENCE" "$HOLDFAST_FENCES"'
-    code, out, err = call(server, "--json", "c", "a", "b", "a", "--", "sh", "-c", script)
+    code, out, err = call(server, "--json", "c", "a", "b", "--", "sh", "-c", script)
     names, fence, fences = out.splitlines()
-    events = events_of(err)
+    acquired, exited, released = events_of(err)
     assert code == 0
     assert names == "a b c"
+    assert list(json.loads(fences)) == ["a", "b", "c"]
     assert int(fence) == max(json.loads(fences).values())
-    assert [event["name"] for event in events if event["event"] == "acquired"] == ["a", "b", "c"]
-    assert [event["name"] for event in events if event["event"] == "released"] == ["c", "b", "a"]
-    assert {event["name"]: event["fence"] for event in events if event["event"] == "acquired"} == json.loads(fences)
+    assert (acquired["event"], acquired["name"], acquired["fence"]) == ("acquired", "a, b, c", int(fence))
+    assert acquired["fences"] == json.loads(fences)
+    assert exited == {"event": "exited", "code": 0}
+    assert released == {"event": "released", "name": "a, b, c"}
+    assert server.client().exists("a", "b", "c") == 0
+
+
+@pytest.mark.parametrize("names", [["job"], ["job", "other"]], ids=["one", "several"])
+def test_the_command_can_write_behind_the_fence_as_this_holder(server, call, tmp_path, names):
+    script = (
+        "import os; from holdfast import guard; "
+        "fence, holder = int(os.environ['HOLDFAST_FENCE']), os.environ['HOLDFAST_HOLDER']; "
+        f"guard.replace_file({str(tmp_path / 'report')!r}, b'done', guard.Stamp('job', fence, holder)); "
+        "print(fence, holder)"
+    )
+    said = [call(server, *names, "--", sys.executable, "-c", script)[1].split() for _ in range(2)]
+    fences, holders = zip(*said, strict=True)
+    assert len(set(holders)) == 2
+    stale = guard.Stamp("job", int(fences[0]), holders[0])
+    with pytest.raises(holdfast.StaleFence):
+        guard.replace_file(tmp_path / "report", b"late", stale)
+    assert (tmp_path / "report").read_bytes() == b"done"
 
 
 def test_json_tells_the_whole_story(server, call):
@@ -237,6 +258,7 @@ def test_signals_that_python_ignores_are_not_ignored_by_the_command(server, call
         ["run", "--at-least", "2m", "--max-hold", "60", "job", "--", "true"],
         ["run", "--url", "carrier-pigeon://host", "job", "--", "true"],
         ["run", "--url", "redis://localhost", "a{b", "--", "true"],
+        ["run", "--url", "redis://localhost", "job", "job", "--", "true"],
         ["run", "--url", "redis://localhost", "--label", "x" * 1000, "job", "--", "true"],
     ],
 )
@@ -346,28 +368,39 @@ def test_busy(server, call):
     assert call(server, "--quiet", "--wait", "0", "job", "--", "true") == (75, "", "")
 
 
-def test_what_was_taken_is_given_back_when_another_name_is_busy(server, call):
+def test_nothing_is_taken_when_one_of_several_names_is_busy(server, call):
     client = server.client()
     client.set("b", "somebody else's")
     assert call(server, "--wait", "0", "a", "b", "c", "--", "true")[0] == 75
-    assert client.exists("a") == 0
+    assert client.exists("a", "c") == 0
     assert client.get("b") == b"somebody else's"
 
 
-def test_a_lock_lost_while_waiting_for_another_keeps_the_command_from_starting(server, start):
+def test_who_waits_for_one_of_several_names_keeps_nobody_from_the_others(server, start, call):
     client = server.client()
     client.set("b", "somebody else's")
-    process = start(server, "--json", "--ttl", "1", "a", "b", "--", "echo", "ran")
-    assert json.loads(process.stderr.readline())["event"] == "acquired"
-    assert json.loads(process.stderr.readline())["event"] == "waiting"
-    client.set("a", "a thief's")
-    time.sleep(1.2)  # a ttl, so that the loss is known whatever the keeper did
+    process = start(server, "--json", "a", "b", "--", "echo", "ran")
+    waiting = json.loads(process.stderr.readline())
+    assert (waiting["event"], waiting["name"]) == ("waiting", "a, b")
+    assert call(server, "--wait", "0", "a", "--", "echo", "meanwhile") == (0, "meanwhile\n", "")
     client.delete("b")
     code, out, err = ended(process)
-    assert (code, out) == (76, "")
-    assert [event["event"] for event in events_of(err)] == ["acquired", "lost", "released"]
-    assert client.get("a") == b"a thief's"
-    assert client.exists("b") == 0
+    assert (code, out) == (0, "ran\n")
+    assert [event["event"] for event in events_of(err)] == ["acquired", "exited", "released"]
+    assert client.exists("a", "b") == 0
+
+
+def test_the_command_ends_when_one_of_several_keys_was_taken(server, start):
+    client = server.client()
+    process = start(server, "--ttl", "3", "--json", "a", "b", "--", "sh", "-c", "echo ready; sleep 1000")
+    assert first_line(process) == "ready\n"
+    client.set("b", "a thief's")
+    code, _, err = ended(process)
+    acquired, lost, exited = events_of(err)
+    assert code == 76
+    assert (lost["event"], lost["name"], lost["fence"]) == ("lost", "a, b", acquired["fence"])
+    assert exited == {"event": "exited", "code": 128 + signal.SIGTERM}
+    assert client.get("b") == b"a thief's"
 
 
 def test_a_key_that_is_no_lock_is_refused_and_nothing_is_kept(server, call):
@@ -404,7 +437,6 @@ def test_a_signal_while_waiting_ends_the_wait_and_leaves_nothing(server, start, 
     client = server.client()
     client.set("job", "somebody else's")
     process = start(server, "--json", "first", "job", "--", "echo", "ran")
-    assert json.loads(process.stderr.readline())["event"] == "acquired"
     assert json.loads(process.stderr.readline())["event"] == "waiting"
     helpers = psutil.Process(process.pid).children()
     process.send_signal(signum)

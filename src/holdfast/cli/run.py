@@ -75,6 +75,7 @@ class RunCommand(click.Command):
                     ("HOLDFAST_NAME", "the name, or the names with a space between"),
                     ("HOLDFAST_FENCE", "a number that is greater for every later holder: the largest, of several"),
                     ("HOLDFAST_FENCES", "with several names, the fence of each, as JSON"),
+                    ("HOLDFAST_HOLDER", "who writes with that fence, for holdfast.guard.Stamp(name, fence, holder)"),
                 ]
             )
         with formatter.section(click.style("Examples", bold=True)):
@@ -139,7 +140,7 @@ def run(
 
     Of all who ask the same server for the same NAME, one at a time runs. Signals are passed on to COMMAND. Should the
     lock be lost, COMMAND is ended before anybody else can have it; should holdfast itself be killed, COMMAND is
-    killed too. Several NAMEs are taken in sorted order.
+    killed too. Several NAMEs are one lock: all of them or none, and none is held while another is waited for.
 
     DURATION is in seconds, or has a unit: 250ms, 90s, 5m, 1h.
     """
@@ -158,7 +159,7 @@ def run(
     try:
         return Run(
             connect(url),
-            sorted(set(names)),
+            sorted(names),
             argv,
             voice,
             wait=wait,

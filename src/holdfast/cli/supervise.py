@@ -12,8 +12,8 @@ A lease that is renewed at a third of its ttl never has less than about half of 
 all of them. A lease whose key was taken or deleted is lost already: SIGTERM at once, SIGKILL after a short grace.
 At ``--max-hold`` the command gets SIGTERM, and the lock is renewed until it has really ended.
 
-Several names are taken one after the other, in sorted order, so that two who want the same ones cannot wait for each
-other; they are given back in reverse.
+Several names are one lock (protocol/multi.py): all of them or none, and none is held while another is waited for. So
+there is one lease, and what is said of it names all of them; ``acquired`` then has the fence of each, too.
 
 What ``--json`` says: waiting, acquired, busy, unavailable, lost, exited and released; and, where people are told more,
 local (no server was named), keeping (--at-least), suspended (Ctrl-Z) and unreleased (the server was gone at the end).
@@ -27,14 +27,15 @@ import os
 import signal
 import warnings
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from holdfast.blocking import Client, Lease, Lock
+from holdfast.blocking import Client, Lease
 from holdfast.cli import BUSY, LOST, UNAVAILABLE, USAGE, Voice
 from holdfast.cli.child import Child, Ended, Stopped
 from holdfast.cli.signals import ENDING, Inbox, Signalled
 from holdfast.drivers.clock import now
 from holdfast.errors import HoldfastError, LeaseLost, NotAcquired, NotHeld, ServerSilent, Unavailable, Unsupported
+from holdfast.guard import stamp
 
 __all__ = ["Margins", "Run", "margins"]
 
@@ -89,10 +90,11 @@ class Run:
         self._margins = margins(ttl)
         self._at_least = at_least
         self._max_hold = max_hold
-        # The locks first: a name that cannot be used is refused before anything of this process is changed.
-        self._locks = [client.lock(name, ttl=ttl, label=label, on_lost=self._wake) for name in names]
+        # The lock first: a name that cannot be used is refused before anything of this process is changed.
+        self._lock = client.lock(*names, ttl=ttl, label=label, on_lost=self._wake)
         self._inbox = Inbox()
-        self._leases: list[Lease] = []
+        self._lease: Lease  # from when it is held
+        self._changes: dict[str, str | None]  # to the command's environment
         self._held_since = 0.0
         self._started = False
         self._doom: Doom | None = None
@@ -111,58 +113,60 @@ class Run:
             child.dismiss()
             self._client.close()
 
-    # Taking the locks -----------------------------------------------------------------------------------------------
+    # Taking the lock ------------------------------------------------------------------------------------------------
 
     def _acquire(self) -> int | None:
-        """Take all of them; an exit code if that was in vain, and nothing is held then."""
+        """Take it; an exit code if that was in vain, and nothing is held then."""
         try:
             with self._inbox.interrupting():
-                code = self._acquire_all()
+                code = self._acquire_within(self._wait)
         except Signalled as stopped:
             code = 128 + stopped.signum
         except HoldfastError as error:
             code = self._refused(error)
         if code is not None:
-            self._leases.clear()
-            # Asked of the locks, because an attempt may have succeeded as it was interrupted, before we heard of it.
-            for lock in reversed(self._locks):
-                try:
-                    lock.release()
-                except HoldfastError:
-                    pass  # not held, or out of reach; then the keeper's last try or the ttl ends it
+            # Asked of the lock, because an attempt may have succeeded as it was interrupted, before we heard of it.
+            try:
+                self._lock.release()
+            except HoldfastError:
+                pass  # not held, or out of reach; then the keeper's last try or the ttl ends it
         return code
 
     def _refused(self, error: HoldfastError) -> int:
         if isinstance(error, Unsupported):
             self._voice.say("unavailable", str(error), error=True)
             return USAGE
+        if isinstance(error, LeaseLost):  # as soon as it was ours
+            self._voice.say("lost", str(error), error=True, name=error.name, fence=error.fence, reason=error.reason)
+            return LOST
         if isinstance(error, NotAcquired) and not isinstance(error, Unavailable):
             self._voice.say("busy", str(error), name=error.name)
             return BUSY
         self._voice.say("unavailable", str(error), error=True)
         return UNAVAILABLE
 
-    def _acquire_all(self) -> int | None:
+    def _acquire_within(self, patience: float | None) -> int | None:
         started = now()
-        until = None if self._wait is None else started + self._wait
-        for lock in self._locks:
-            lease = self._acquire_one(lock, until)
-            waited = round(now() - started, 3)
-            if lease is None:
-                self._voice.say(
-                    "busy",
-                    f"lock {lock.name!r} is held by someone else (waited {waited:.3g} s); "
-                    "wait longer with --wait, or come back later",
-                    name=lock.name,
-                    waited=waited,
-                )
-                return BUSY
-            self._leases.append(lease)
-            self._voice.say("acquired", name=lease.name, fence=lease.fence, waited=waited)
+        lease = self._acquire_until(None if patience is None else started + patience)
+        waited = round(now() - started, 3)
+        if lease is None:
+            self._voice.say(
+                "busy",
+                f"lock {self._lock.name!r} is held by someone else (waited {waited:.3g} s); "
+                "wait longer with --wait, or come back later",
+                name=self._lock.name,
+                waited=waited,
+            )
+            return BUSY
+        self._lease = lease
+        self._changes = _environment(lease)
+        fences: dict[str, Any] = {"fences": lease.fences} if len(lease.fences) > 1 else {}
+        self._voice.say("acquired", name=lease.name, fence=lease.fence, **fences, waited=waited)
         self._held_since = now()
         return None
 
-    def _acquire_one(self, lock: Lock, until: float | None) -> Lease | None:
+    def _acquire_until(self, until: float | None) -> Lease | None:
+        lock = self._lock
         try:
             lease = lock.acquire(blocking=False)
         except ServerSilent:
@@ -183,13 +187,13 @@ class Run:
 
     def _run(self, child: Child) -> int:
         self._inbox.begin_passing()
-        self._doom = self._judge()  # the first of several may have been lost while we waited for the last
+        self._doom = self._judge()  # we may have been stopped on the way here
         if self._doom is not None:
             self._release()
             return LOST
         self._tell_guard(child)
         try:
-            child.start(self._environment())
+            child.start(self._changes)
         except OSError as error:
             return self._not_started(error)
         self._started = True
@@ -204,14 +208,6 @@ class Run:
         lingered = self._linger()
         lost = self._release()
         return LOST if lost and not lingered else code
-
-    def _environment(self) -> dict[str, str | None]:
-        fences = {lease.name: lease.fence for lease in self._leases}
-        return {
-            "HOLDFAST_NAME": " ".join(fences),
-            "HOLDFAST_FENCE": str(max(fences.values())),
-            "HOLDFAST_FENCES": json.dumps(fences, ensure_ascii=False) if len(fences) > 1 else None,
-        }
 
     def _not_started(self, error: OSError) -> int:
         missing = error.errno in (errno.ENOENT, errno.ENOTDIR)
@@ -236,7 +232,7 @@ class Run:
             if isinstance(change, Ended):
                 if self._doom is None and change.code == 128 + signal.SIGKILL and now() >= self._told_guard:
                     reason = "it was not renewed in time, because holdfast was stopped or suspended"
-                    self._doom = self._pronounce(self._leases[0], reason, 0.0)
+                    self._doom = self._pronounce(reason, 0.0)
                 return change.code
             if isinstance(change, Stopped):
                 child.suspended(change.signum, self._announce_suspension)
@@ -259,19 +255,18 @@ class Run:
 
     def _judge(self) -> Doom | None:
         """Whether the command must end; if so, say why."""
-        for lease in self._leases:
-            if lease.lost.is_set():
-                return self._pronounce(lease, _why_lost(lease), self._margins.grace)
-            left = lease.remaining()
-            if left < self._margins.notice:
-                reason = f"it could not be renewed and ends in {left:.3g} s (see whether the server is well)"
-                return self._pronounce(lease, reason, left - self._margins.last, silent=True)
-        if self._max_hold is not None and self._held_since and now() >= self._held_since + self._max_hold:
-            reason = f"--max-hold of {self._max_hold:g} s is over"
-            return self._pronounce(self._leases[0], reason, self._margins.notice)
+        if self._lease.lost.is_set():
+            return self._pronounce(_why_lost(self._lease), self._margins.grace)
+        left = self._lease.remaining()
+        if left < self._margins.notice:
+            reason = f"it could not be renewed and ends in {left:.3g} s (see whether the server is well)"
+            return self._pronounce(reason, left - self._margins.last, silent=True)
+        if self._max_hold is not None and now() >= self._held_since + self._max_hold:
+            return self._pronounce(f"--max-hold of {self._max_hold:g} s is over", self._margins.notice)
         return None
 
-    def _pronounce(self, lease: Lease, reason: str, grace: float, *, silent: bool = False) -> Doom:
+    def _pronounce(self, reason: str, grace: float, *, silent: bool = False) -> Doom:
+        lease = self._lease
         if not self._started:
             what = "was not started; try again"
         elif grace > 0:
@@ -292,17 +287,16 @@ class Run:
         if self._doom is not None:
             good_until = self._doom.kill_at + self._margins.last / 2
         else:
-            left = min(lease.remaining() for lease in self._leases)
-            good_until = now() + left - self._margins.last / 2
+            good_until = now() + self._lease.remaining() - self._margins.last / 2
         if abs(good_until - self._told_guard) > 0.005:
             self._told_guard = good_until
             child.good_until(good_until)
 
     def _announce_suspension(self) -> None:
-        left = min(lease.remaining() for lease in self._leases)
+        left = self._lease.remaining()
         self._voice.say(
             "suspended",
-            f"suspended: {self._names()} is not renewed meanwhile, and the command is killed in {left:.3g} s",
+            f"suspended: lock {self._lease.name!r} is not renewed meanwhile, and the command is killed in {left:.3g} s",
             left=round(left, 3),
         )
 
@@ -313,50 +307,54 @@ class Run:
             self._inbox.wait(GROUP_TICK_S)
         child.signal(signal.SIGKILL)
 
-    # Giving the locks back ------------------------------------------------------------------------------------------
+    # Giving the lock back -------------------------------------------------------------------------------------------
 
     def _linger(self) -> bool:
-        """Keep the locks for ``--at-least`` so long, or until a signal; whether that took any time."""
-        until = self._held_since + self._at_least
-        if now() >= until or any(lease.lost.is_set() for lease in self._leases):
+        """Keep the lock for ``--at-least`` so long, or until a signal; whether that took any time."""
+        until, lease = self._held_since + self._at_least, self._lease
+        if now() >= until or lease.lost.is_set():
             return False
         self._inbox.take()  # those were for the command
-        self._voice.say("keeping", f"the command has ended; {self._names()} is kept for {until - now():.3g} s more")
+        self._voice.say("keeping", f"the command has ended; lock {lease.name!r} is kept for {until - now():.3g} s more")
         while now() < until and not any(signum in ENDING for signum in self._inbox.take()):
-            if any(lease.lost.is_set() for lease in self._leases):
+            if lease.lost.is_set():
                 break
             self._inbox.wait(min(until - now(), TICK_S))
         return True
 
-    def _names(self) -> str:
-        return "lock " + ", ".join(repr(lease.name) for lease in self._leases)
-
     def _release(self) -> bool:
-        """Give back what is held; whether it turned out to be lost."""
-        lost = False
-        while self._leases:
-            lease = self._leases.pop()
-            if self._doom is not None and self._doom.silent and lease.remaining() < self._margins.notice:
-                warnings.simplefilter("ignore", ResourceWarning)  # it is dropped on purpose: it ends by itself
-                continue
-            try:
-                lease.release()
-            except LeaseLost as error:
-                lost = True
-                if self._doom is None:
-                    self._voice.say(
-                        "lost", str(error), error=True, name=lease.name, fence=lease.fence, reason=error.reason
-                    )
-            except HoldfastError as error:
-                self._voice.say(
-                    "unreleased",
-                    f"lock {lease.name!r} was not given back, and ends by itself within {self._ttl:g} s: {error}",
-                    error=True,
-                    name=lease.name,
-                )
-            else:
-                self._voice.say("released", name=lease.name)
-        return lost
+        """Give it back; whether it turned out to be lost."""
+        lease = self._lease
+        if self._doom is not None and self._doom.silent and lease.remaining() < self._margins.notice:
+            warnings.simplefilter("ignore", ResourceWarning)  # it is dropped on purpose: it ends by itself
+            return False
+        try:
+            lease.release()
+        except LeaseLost as error:
+            if self._doom is None:
+                self._voice.say("lost", str(error), error=True, name=lease.name, fence=lease.fence, reason=error.reason)
+            return True
+        except HoldfastError as error:
+            self._voice.say(
+                "unreleased",
+                f"lock {lease.name!r} was not given back, and ends by itself within {self._ttl:g} s: {error}",
+                error=True,
+                name=lease.name,
+            )
+        else:
+            self._voice.say("released", name=lease.name)
+        return False
+
+
+def _environment(lease: Lease) -> dict[str, str | None]:
+    """What changes in the command's. Name, fence and holder are what a guard.Stamp is made of."""
+    fences = lease.fences
+    return {
+        "HOLDFAST_NAME": " ".join(fences),
+        "HOLDFAST_FENCE": str(lease.fence),
+        "HOLDFAST_FENCES": json.dumps(fences, ensure_ascii=False) if len(fences) > 1 else None,
+        "HOLDFAST_HOLDER": stamp(lease, name=next(iter(fences))).holder,
+    }
 
 
 def _why_lost(lease: Lease) -> str:
