@@ -426,6 +426,30 @@ def test_who_reads_cannot_ask_to_write(play: Any) -> None:
     play(scenario)
 
 
+def test_who_waits_in_vain_for_its_own_writing_is_told_so(play: Any) -> None:
+    async def scenario(api: Any) -> None:
+        rw = api.client().rwlock("a", ttl=TTL, wait=0.05)
+        async with rw.write as lease:
+            with pytest.raises(holdfast.AcquireTimeout, match=r"this thread or task writes it, .* downgrade\(\)"):
+                async with rw.read:
+                    raise AssertionError("entered")
+            with pytest.raises(holdfast.AcquireTimeout, match="this thread or task writes it already"):
+                async with rw.write:
+                    raise AssertionError("entered")
+
+            async def read() -> None:
+                with pytest.raises(holdfast.AcquireTimeout, match="a writer holds it"):
+                    async with rw.read:
+                        raise AssertionError("entered")
+
+            await api.spawn(read).join()
+            await lease.downgrade()
+            async with rw.read:
+                pass
+
+    play(scenario)
+
+
 def test_another_thread_or_task_may_wait_to_write(play: Any) -> None:
     async def scenario(api: Any) -> list[str]:
         scribe = Scribe(api)

@@ -28,7 +28,7 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar
 from holdfast.errors import AcquireTimeout, HoldfastError, LeaseLost, NotHeld
 from holdfast.lease import ENDED, BaseLease
 from holdfast.protocol.asking import insist, named
-from holdfast.protocol.effects import STOPPED, Effects, Step, StepFailed, clock
+from holdfast.protocol.effects import STOPPED, Effects, Step, StepFailed, caller, clock
 from holdfast.protocol.lock import BaseLock, release_lease
 
 __all__ = ["BaseElection", "BaseTerms", "Leader", "leader_of"]
@@ -114,7 +114,8 @@ class BaseTerms(Generic[L]):
         try:
             lease = self._lease = yield from lock._acquire(lock._terms.wait)
             if lease is None:
-                raise AcquireTimeout(lock.name, lock._terms.wait or 0.0, lock._why_not((yield from clock())))
+                why = lock._why_not((yield from clock()), (yield from caller()))
+                raise AcquireTimeout(lock.name, lock._terms.wait or 0.0, why)
             if self._closed:  # by somebody else, while it campaigned
                 yield from self._end()
                 return None

@@ -188,7 +188,8 @@ class BaseLock(Generic[L]):
     def _enter(self) -> Effects[L]:
         lease = yield from self._acquire(self._terms.wait)
         if lease is None:
-            raise AcquireTimeout(self.name, self._terms.wait or 0.0, self._why_not((yield from clock())))
+            why = self._why_not((yield from clock()), (yield from caller()))
+            raise AcquireTimeout(self.name, self._terms.wait or 0.0, why)
         try:
             if self._terms.on_lost in (None, "cancel"):
                 me, block = yield from attach(lease._hold)
@@ -200,8 +201,8 @@ class BaseLock(Generic[L]):
             raise
         return lease
 
-    def _why_not(self, now: float) -> str:
-        """Why it could not be had; empty if somebody else has it."""
+    def _why_not(self, now: float, me: Hashable) -> str:
+        """Why that caller could not have it; empty if somebody else has it."""
         if self._lease is None or self._lease._hold.phase is ENDED:
             holder = self._driver.cohorts.seats.get(self._keys.main)
             if holder is None or holder.phase is not HELD:

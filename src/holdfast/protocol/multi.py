@@ -26,6 +26,7 @@ Cohorts do not apply: each of these locks speaks for itself.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Any, Final, TypeVar
 
 from holdfast.errors import InvalidName
@@ -146,11 +147,11 @@ class BaseMultiLock(BaseLock[L]):
     def _mains(self) -> tuple[str, ...]:
         return tuple(keys.main for keys in self._each)
 
-    def _why_not(self, now: float) -> str:
+    def _why_not(self, now: float, me: Hashable) -> str:
         if self._lease is None or self._lease._hold.phase is ENDED:
             for keys in self._each:
                 holder = self._driver.cohorts.seats.get(keys.main)
                 if holder is not None and holder.phase is HELD:
                     return f"another Lock object of this client holds {keys.name!r}. Nested? Ask for all at once"
             return ""
-        return super()._why_not(now)
+        return super()._why_not(now, me)

@@ -111,7 +111,8 @@ class BaseRLock(BaseLock[L]):
         entry = None
         try:
             if lease is None:
-                raise AcquireTimeout(self.name, self._terms.wait or 0.0, self._why_not((yield from clock())))
+                why = self._why_not((yield from clock()), (yield from caller()))
+                raise AcquireTimeout(self.name, self._terms.wait or 0.0, why)
             hold = lease._hold
             # One body is told of the loss: the outermost, whose inner ones are cancelled with it.
             if self._terms.on_lost in (None, "cancel") and (lease._depth == 1 or hold.notify is None):
@@ -128,7 +129,7 @@ class BaseRLock(BaseLock[L]):
                 yield from _give_back(lease)
             raise
 
-    def _why_not(self, now: float) -> str:
+    def _why_not(self, now: float, me: Hashable) -> str:
         if self._lease is not None and self._lease._hold.why_lost(now):
             return "the last lease of this RLock object was lost. Its owner has to call release(), which says so"
         return ""

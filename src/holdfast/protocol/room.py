@@ -208,7 +208,7 @@ class BaseRoom(BaseLock[L]):
                 raise again.error from again.__cause__
         return inside, bool(alone)
 
-    def _why_not(self, now: float) -> str:
+    def _why_not(self, now: float, me: Hashable) -> str:
         return ""
 
     def __repr__(self) -> str:

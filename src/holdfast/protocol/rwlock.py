@@ -84,7 +84,9 @@ class BaseReader(BaseRoom[L]):
         inside, alone = yield from self._look()
         return inside > 0 and not alone
 
-    def _why_not(self, now: float) -> str:
+    def _why_not(self, now: float, me: Hashable) -> str:
+        if has(ALL, self._insiders, self._keys.main, me):
+            return _WRITES
         return "a writer holds it, or is before us. Wait longer (wait=), or catch AcquireTimeout and come back later"
 
 
@@ -119,7 +121,9 @@ class BaseWriter(BaseRoom[L]):
         _, alone = yield from self._look()
         return alone
 
-    def _why_not(self, now: float) -> str:
+    def _why_not(self, now: float, me: Hashable) -> str:
+        if has(ALL, self._insiders, self._keys.main, me):
+            return "this thread or task writes it already. Nested by mistake? Pass the lease down instead"
         return "others read or write it. Wait longer (wait=), or catch AcquireTimeout and come back later"
 
 

@@ -14,6 +14,7 @@ Atomic and clocks: as in room.py.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Any, TypeVar
 
 from holdfast.errors import OverRelease
@@ -62,6 +63,6 @@ class BaseSemaphore(BaseRoom[L]):
         inside, _ = yield from self._look()
         return inside >= self._permits
 
-    def _why_not(self, now: float) -> str:
+    def _why_not(self, now: float, me: Hashable) -> str:
         said = "its permit is" if self._permits == 1 else f"all of its {self._permits} permits are"
         return f"{said} taken. Wait longer (wait=), or catch AcquireTimeout and come back later"

@@ -15,6 +15,7 @@ what it meets there.
 from __future__ import annotations
 
 import logging
+from collections.abc import Hashable
 from typing import Any, Final, TypeVar
 
 from holdfast.errors import AcquireTimeout, HoldfastError, LeaseLost, NotHeld, OutcomeUnknown, Unsupported
@@ -142,7 +143,8 @@ class BaseRecipe(BaseLock[L]):
     def _enter(self) -> Effects[L]:
         lease = yield from self._acquire(self._terms.wait)
         if lease is None:
-            raise AcquireTimeout(self.name, self._terms.wait or 0.0, self._why_not((yield from clock())))
+            why = self._why_not((yield from clock()), (yield from caller()))
+            raise AcquireTimeout(self.name, self._terms.wait or 0.0, why)
         try:
             self._entered.append(((yield from caller()), lease, None))
         except STOPPED:  # interrupted on the threshold: the body will not run, so nobody else would release it
@@ -151,10 +153,10 @@ class BaseRecipe(BaseLock[L]):
             raise
         return lease
 
-    def _why_not(self, now: float) -> str:
+    def _why_not(self, now: float, me: Hashable) -> str:
         if self._trouble is not None:
             return f"the last try failed. {self._trouble}"
-        return super()._why_not(now)
+        return super()._why_not(now, me)
 
     def _leave(self, error: BaseException | None) -> Effects[None]:
         """Leave ``with``. An error of the body stays the one that is raised; what release says is noted on it."""
