@@ -31,6 +31,15 @@ def names(path: Path) -> list[str]:
     return sorted(file.name for file in path.parent.iterdir())
 
 
+def test_what_is_neither_text_nor_bytes_is_refused(path: Path) -> None:
+    for data in ({"total": 3}, None, 5):
+        with pytest.raises(holdfast.InvalidConfig, match=f"data of type {type(data).__name__}: give bytes or a str"):
+            replace_file(path, data, NEW)  # type: ignore[arg-type]
+    assert names(path) == []
+    replace_file(path, bytearray(b"as bytes"), NEW)
+    assert path.read_bytes() == b"as bytes"
+
+
 def test_nothing_is_left_but_the_file_its_fence_and_its_lock(path: Path) -> None:
     replace_file(path, b"\xff", NEW)
     with pytest.raises(holdfast.StaleFence) as caught:

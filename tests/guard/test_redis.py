@@ -197,6 +197,17 @@ def test_a_pipeline_is_refused(admin: redis.Redis) -> None:
         guard.RedisGuard(pipeline)
 
 
+def test_what_is_no_client_of_redis_is_refused(url: str, client: holdfast.Client) -> None:
+    for wrong in (url, client, None):
+        with pytest.raises(
+            holdfast.InvalidConfig, match=rf"of type {type(wrong).__name__}: give a redis\.Redis "
+        ) as caught:
+            guard.RedisGuard(wrong)  # type: ignore[arg-type]
+        assert url not in str(caught.value), "it may have a password"
+    with pytest.raises(holdfast.InvalidConfig, match=r"give a redis\.asyncio\.Redis "):
+        guard.AioRedisGuard(url)  # type: ignore[arg-type]
+
+
 def test_writers_that_race_leave_a_list_in_the_order_of_their_fences(server: Server) -> None:
     """Each write that was taken left its fence, so this is the whole history as the server saw it."""
     start = threading.Barrier(8)

@@ -136,6 +136,41 @@ def test_rows_that_make_no_sense_are_refused(row: dict[str, Any], notes: Table) 
                 write(connection, row, OLD)
 
 
+def test_what_is_no_row_is_refused(database: SqlResource, notes: Table) -> None:
+    for row in ([1, "one"], 5, None, [("id", 1)]):
+        for write in (notes.put, notes.update):
+            with pytest.raises(holdfast.InvalidConfig, match=f"a row of type {type(row).__name__}: give a dict"):
+                write(database.connection, row, OLD)  # type: ignore[arg-type]
+    assert rows(database) == []
+
+
+def test_the_error_of_a_column_that_is_not_there_says_which_table(database: SqlResource, notes: Table) -> None:
+    for write in (notes.put, notes.update):
+        for table, row in ((notes, {"id": 1, "nope": "x"}), (Table("notes", key="id", fence="nope"), {"id": 1})):
+            with pytest.raises(Exception, match="nope") as caught:
+                getattr(table, write.__name__)(database.connection, row, OLD)
+            database.connection.rollback()
+            assert not isinstance(caught.value, holdfast.HoldfastError)
+            assert "kept" not in str(caught.value)
+            (note,) = caught.value.__notes__
+            assert "'notes'" in note
+            assert "nope" in note
+
+
+def test_a_table_may_be_called_as_databases_call_the_new_row(database: SqlResource) -> None:
+    database.ask("DROP TABLE IF EXISTS excluded")
+    database.ask("CREATE TABLE excluded (id INTEGER PRIMARY KEY, body TEXT, fence BIGINT, holder TEXT)")
+    guarded = Table("excluded", key="id")
+    guarded.put(database.connection, {"id": 1, "body": "one"}, OLD)
+    guarded.put(database.connection, {"id": 1, "body": "two"}, NEW)
+    for write in (guarded.put, guarded.update):
+        with pytest.raises(holdfast.StaleFence):
+            write(database.connection, {"id": 1, "body": "stale"}, OLD)
+    database.connection.commit()
+    assert database.ask("SELECT body, fence FROM excluded") == [("two", 8)]
+    database.ask("DROP TABLE excluded")
+
+
 def test_tables_that_make_no_sense_are_refused() -> None:
     with pytest.raises(holdfast.InvalidConfig):
         Table("notes", key=())
@@ -288,7 +323,7 @@ def test_statements_are_what_the_docs_say(notes: Table) -> None:
     claim = guard.Stamp("x", 7, "a")
     statement = notes.update_statement({"id": 1, "body": "one"}, claim, paramstyle="qmark")
     assert statement.text == (
-        'UPDATE "notes" AS kept SET "body" = ?, "fence" = ?, "holder" = ? WHERE kept."id" = ? '
-        'AND (kept."fence" IS NULL OR kept."fence" < ? OR (kept."fence" = ? AND kept."holder" = ?))'
+        'UPDATE "notes" AS "notes" SET "body" = ?, "fence" = ?, "holder" = ? WHERE "notes"."id" = ? '
+        'AND ("notes"."fence" IS NULL OR "notes"."fence" < ? OR ("notes"."fence" = ? AND "notes"."holder" = ?))'
     )
     assert statement.values == ("one", 7, "a", 1, 7, 7, "a")

@@ -43,6 +43,14 @@ def test_a_stamp_can_be_sent_to_whoever_writes(resource: Resource, client: holdf
         resource.write("stale", sent)
 
 
+def test_what_is_no_lease_is_refused(client: holdfast.Client, resource: Resource) -> None:
+    wrong: Any
+    for wrong in (5, None, "token", client.lock("x")):
+        with pytest.raises(holdfast.InvalidConfig, match=f"a lease of type {type(wrong).__name__}: give what acquire"):
+            resource.write("one", wrong)
+    assert resource.text() is None
+
+
 def test_a_lease_that_is_over_does_not_get_as_far_as_the_resource(client: holdfast.Client, resource: Resource) -> None:
     lease = client.lock("x").acquire()
     assert lease

@@ -55,7 +55,7 @@ def replace_file(
     seconds("wait", wait)
     claim = stamp(lease, name=name)
     target = _resolve(path)
-    content = data.encode() if isinstance(data, str) else data
+    content = _content(data)
     with _temporary(target, content) as fresh, _alone(target, wait):
         _raise_fence(target, claim, str(path))
         _rename(fresh, target)
@@ -70,6 +70,18 @@ def enter_file(
     target = _resolve(path)
     with _alone(target, wait):
         _raise_fence(target, claim, str(path))
+
+
+def _content(data: bytes | str) -> bytes:
+    if isinstance(data, str):
+        return data.encode()
+    try:
+        memoryview(data)
+    except TypeError:
+        raise InvalidConfig(
+            f"data of type {type(data).__name__}", "give bytes or a str, such as json.dumps()"
+        ) from None
+    return data
 
 
 def _resolve(path: str | os.PathLike[str]) -> Path:

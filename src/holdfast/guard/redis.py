@@ -53,6 +53,12 @@ class _Guard:
             raise Unsupported(
                 "a guarded write in a pipeline", "its reply comes too late to refuse; give the client itself"
             )
+        if not hasattr(client, "register_script"):
+            kind = "redis.asyncio.Redis" if self._awaited else "redis.Redis"
+            raise InvalidConfig(
+                f"a client of type {type(client).__name__}",
+                f"give a {kind} that is connected to what you write to, such as {kind}.from_url(...)",
+            )
         self._script = client.register_script(SCRIPTS["guard"].source)
         if iscoroutinefunction(type(self._script).__call__) != self._awaited:
             kind, other = ("a blocking", "RedisGuard") if self._awaited else ("an asyncio", "AioRedisGuard")

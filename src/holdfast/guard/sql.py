@@ -10,7 +10,9 @@ the same fence. Nothing here deletes a row: its fence would go with it, and a st
 
 SQLite and PostgreSQL are what this is written for and tested on. Names of tables and columns are quoted, so give them
 as the database stores them; values are always parameters. Where something is compared, a column has its table in front:
-SQLite takes a quoted name that it does not know for a string, and a mistaken key would then be that of every row.
+SQLite takes a quoted name that it does not know for a string, and a mistaken key would then be that of every row. In
+front of a column the table has no schema; its own name is given to it once more, because databases show that name in
+their errors.
 """
 
 from __future__ import annotations
@@ -73,7 +75,7 @@ class Table:
         """
         claim = stamp(lease, name=name)
         style = self._style(connection)
-        if not _count(connection, self.put_statement(row, claim, paramstyle=style)):
+        if not self._written(connection, row, self.put_statement(row, claim, paramstyle=style)):
             stored = self._stored(connection, row, style)
             raise claim.refusal(self._describe(row), stored[0] if stored else None)
         self._refuse_fence_alone(connection, row)
@@ -84,7 +86,7 @@ class Table:
         """Update the row with that key (KeyError if there is none); StaleFence if a later holder wrote it."""
         claim = stamp(lease, name=name)
         style = self._style(connection)
-        if not _count(connection, self.update_statement(row, claim, paramstyle=style)):
+        if not self._written(connection, row, self.update_statement(row, claim, paramstyle=style)):
             stored = self._stored(connection, row, style)
             if stored is None:
                 raise KeyError(f"there is no {self._describe(row)}")
@@ -95,15 +97,15 @@ class Table:
         """What ``put`` executes, for those who do that themselves: under asyncio, or through an ORM."""
         words = _Words(paramstyle)
         quote, key, written = words.quote, *self._parts(row, claim)
-        fence, holder = quote(self._fence), quote(self._holder)
+        fence, holder, kept = quote(self._fence), quote(self._holder), words.alias(self.name)
         inserted = {**key, **written}
         text = (
-            f"INSERT INTO {words.table(self.name)} AS kept ({', '.join(map(quote, inserted))}) "
+            f"INSERT INTO {words.table(self.name)} AS {kept} ({', '.join(map(quote, inserted))}) "
             f"VALUES ({', '.join(words.mark() for _ in inserted)}) "
             f"ON CONFLICT ({', '.join(map(quote, key))}) "
             f"DO UPDATE SET {', '.join(f'{quote(column)} = excluded.{quote(column)}' for column in written)} "
-            f"WHERE kept.{fence} IS NULL OR kept.{fence} < excluded.{fence} "
-            f"OR (kept.{fence} = excluded.{fence} AND kept.{holder} = excluded.{holder})"
+            f"WHERE {kept}.{fence} IS NULL OR {kept}.{fence} < excluded.{fence} "
+            f"OR ({kept}.{fence} = excluded.{fence} AND {kept}.{holder} = excluded.{holder})"
         )
         return Statement(text, tuple(inserted.values()))
 
@@ -111,16 +113,20 @@ class Table:
         """What ``update`` executes, for those who do that themselves."""
         words = _Words(paramstyle)
         quote, key, written = words.quote, *self._parts(row, claim)
-        fence, holder = f"kept.{quote(self._fence)}", f"kept.{quote(self._holder)}"
+        kept = words.alias(self.name)
+        fence, holder = f"{kept}.{quote(self._fence)}", f"{kept}.{quote(self._holder)}"
         text = (
-            f"UPDATE {words.table(self.name)} AS kept "
-            f"SET {', '.join(f'{quote(column)} = {words.mark()}' for column in written)} WHERE {words.match(key)} AND "
+            f"UPDATE {words.table(self.name)} AS {kept} "
+            f"SET {', '.join(f'{quote(column)} = {words.mark()}' for column in written)} "
+            f"WHERE {words.match(kept, key)} AND "
             f"({fence} IS NULL OR {fence} < {words.mark()} OR ({fence} = {words.mark()} AND {holder} = {words.mark()}))"
         )
         return Statement(text, (*written.values(), *key.values(), claim.fence, claim.fence, claim.holder))
 
     def _parts(self, row: Mapping[str, Any], claim: Stamp) -> tuple[dict[str, Any], dict[str, Any]]:
         """The key, and what is written beside it."""
+        if not isinstance(row, Mapping):
+            raise InvalidConfig(f"a row of type {type(row).__name__}", "give a dict of its values by column")
         if missing := [column for column in self._key if row.get(column) is None]:
             raise InvalidConfig(f"a row without {missing[0]!r}", f"it is a part of the key of {self.name!r}")
         ours = {self._fence: claim.fence, self._holder: claim.holder}
@@ -130,11 +136,27 @@ class Table:
         key = {column: row[column] for column in self._key}
         return key, {column: value for column, value in row.items() if column not in key} | ours
 
+    def _written(self, connection: Any, row: Mapping[str, Any], statement: Statement) -> int:
+        """How many rows it has written. An error is the driver's own, which often names a column and not the table."""
+        try:
+            return _count(connection, statement)
+        except Exception as error:
+            columns = ", ".join([*row, self._fence, self._holder])
+            error.add_note(
+                f"It was a guarded write to {self.name!r}, which needs the columns {columns}, and a unique index on "
+                f"its key ({', '.join(self._key)})"
+            )
+            raise
+
     def _stored(self, connection: Any, row: Mapping[str, Any], paramstyle: str) -> Any:
         """The fence on record, in a tuple; None if there is no such row."""
         words = _Words(paramstyle)
         key = {column: row[column] for column in self._key}
-        text = f"SELECT kept.{words.quote(self._fence)} FROM {words.table(self.name)} AS kept WHERE {words.match(key)}"
+        kept = words.alias(self.name)
+        text = (
+            f"SELECT {kept}.{words.quote(self._fence)} FROM {words.table(self.name)} AS {kept} "
+            f"WHERE {words.match(kept, key)}"
+        )
         cursor = connection.cursor()
         try:
             if hasattr(cursor, "row_factory"):
@@ -184,8 +206,13 @@ class _Words:
     def table(self, name: str) -> str:
         return ".".join(map(self.quote, name.split(".")))
 
-    def match(self, columns: Iterable[str]) -> str:
-        return " AND ".join(f"kept.{self.quote(column)} = {self.mark()}" for column in columns)
+    def alias(self, name: str) -> str:
+        """What the table is called in front of a column."""
+        own = name.rpartition(".")[2]
+        return self.quote("kept" if own.lower() == "excluded" else own)  # ON CONFLICT calls the new row so
+
+    def match(self, table: str, columns: Iterable[str]) -> str:
+        return " AND ".join(f"{table}.{self.quote(column)} = {self.mark()}" for column in columns)
 
 
 def _plain(_cursor: Any, row: Any = None) -> Any:

@@ -66,6 +66,11 @@ def stamp(lease: BaseLease | Stamp, *, name: str | None = None) -> Stamp:
     """
     if isinstance(lease, Stamp):
         return lease
+    if not hasattr(lease, "token"):
+        raise InvalidConfig(
+            f"a lease of type {type(lease).__name__}",
+            "give what acquire() or `with client.lock(...) as lease` has given you, or guard.stamp() of it",
+        )
     fences: Mapping[str, int] = getattr(lease, "fences", None) or {lease.name: lease.fence}
     if name is None:
         if len(fences) > 1:
