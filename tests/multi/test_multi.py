@@ -60,6 +60,23 @@ def test_refused_it_has_none_of_them(play: Any) -> None:
     play(scenario)
 
 
+def test_who_waits_in_vain_within_its_own_block_is_told_so(play: Any) -> None:
+    async def scenario(api: Any) -> None:
+        client = api.client()
+        async with client.lock("a", "b"):
+            with pytest.raises(holdfast.AcquireTimeout, match="another Lock object of this client holds it"):
+                async with client.lock("b", wait=0.05):
+                    raise AssertionError("entered")
+            with pytest.raises(holdfast.AcquireTimeout, match="another Lock object of this client holds 'b'"):
+                async with client.lock("b", "c", wait=0.05):
+                    raise AssertionError("entered")
+            with pytest.raises(holdfast.AcquireTimeout, match="someone else holds it"):
+                async with api.client().lock("b", wait=0.05):
+                    raise AssertionError("entered")
+
+    play(scenario)
+
+
 def test_fences_rise_for_each_name(play: Any) -> None:
     async def scenario(api: Any) -> None:
         client, other = api.client(), api.client()

@@ -122,6 +122,30 @@ def test_another_owner_can_neither_enter_nor_release(play: Any) -> None:
     play(scenario)
 
 
+def test_who_waits_in_vain_within_its_own_block_is_told_so(play: Any) -> None:
+    async def scenario(api: Any) -> None:
+        client = api.client()
+
+        async def enter() -> None:
+            async with client.rlock("a", wait=0.05):
+                raise AssertionError("entered")
+
+        async def child() -> None:
+            with pytest.raises(holdfast.AcquireTimeout, match="another thread or task of this client holds it"):
+                await enter()
+
+        async with client.rlock("a"):
+            await api.spawn(child).join()
+        async with client.lock("a"):
+            with pytest.raises(holdfast.AcquireTimeout, match="of this client holds it .*, or a Lock object"):
+                await enter()
+        async with api.client().lock("a"):
+            with pytest.raises(holdfast.AcquireTimeout, match="someone else holds it"):
+                await enter()
+
+    play(scenario)
+
+
 def test_owners_wait_for_each_other(play: Any) -> None:
     async def scenario(api: Any) -> int:
         client, other = api.client(), api.client()

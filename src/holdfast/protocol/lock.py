@@ -14,7 +14,7 @@ from collections.abc import Hashable
 from typing import Any, Generic, Protocol, TypeVar
 
 from holdfast.errors import AcquireTimeout, HoldfastError, LeaseLost, NotHeld, Unavailable
-from holdfast.lease import ENDED, HELD, BaseLease, Hold, Terms
+from holdfast.lease import ENDED, BaseLease, Hold, Terms
 from holdfast.names import Keys
 from holdfast.protocol import mutex
 from holdfast.protocol.bells import Switchboard
@@ -201,11 +201,15 @@ class BaseLock(Generic[L]):
             raise
         return lease
 
+    def _held_here(self, now: float) -> set[str]:
+        """The keys, of those asked for, that somebody has through this client: alone, or with others at once."""
+        held = (main for hold in list(self._driver.book.holds) if hold.valid(now) for main in hold.mains)
+        return set(self._mains()).intersection(held)
+
     def _why_not(self, now: float, me: Hashable) -> str:
         """Why that caller could not have it; empty if somebody else has it."""
         if self._lease is None or self._lease._hold.phase is ENDED:
-            holder = self._driver.cohorts.seats.get(self._keys.main)
-            if holder is None or holder.phase is not HELD:
+            if not self._held_here(now):
                 return ""
             return "another Lock object of this client holds it. Nested by mistake? Pass the lease down instead"
         if self._lease._hold.why_lost(now):

@@ -30,7 +30,7 @@ from collections.abc import Hashable
 from typing import Any, Final, TypeVar
 
 from holdfast.errors import InvalidName
-from holdfast.lease import ENDED, HELD, BaseLease, Hold, Terms, Word
+from holdfast.lease import ENDED, BaseLease, Hold, Terms, Word
 from holdfast.names import Keys
 from holdfast.protocol.cohort import Gate
 from holdfast.protocol.effects import Step
@@ -149,9 +149,9 @@ class BaseMultiLock(BaseLock[L]):
 
     def _why_not(self, now: float, me: Hashable) -> str:
         if self._lease is None or self._lease._hold.phase is ENDED:
+            held = self._held_here(now)
             for keys in self._each:
-                holder = self._driver.cohorts.seats.get(keys.main)
-                if holder is not None and holder.phase is HELD:
+                if keys.main in held:
                     return f"another Lock object of this client holds {keys.name!r}. Nested? Ask for all at once"
             return ""
         return super()._why_not(now, me)

@@ -39,6 +39,11 @@ ANOTHERS: Final = (
     "before Python 3.12 asyncio.wait_for, take it in a task of their own: use acquire(timeout=...))"
 )
 
+HELD_HERE: Final = (
+    "another thread or task of this client holds it (asyncio.gather begins tasks of its own), or a Lock object, which "
+    "is not reentrant. Nested by mistake? Pass the lease down instead"
+)
+
 
 class ReentrantLease(BaseLease):
     """A hold on a reentrant lock, the same for each time that its owner has taken it."""
@@ -132,7 +137,7 @@ class BaseRLock(BaseLock[L]):
     def _why_not(self, now: float, me: Hashable) -> str:
         if self._lease is not None and self._lease._hold.why_lost(now):
             return "the last lease of this RLock object was lost. Its owner has to call release(), which says so"
-        return ""
+        return HELD_HERE if self._held_here(now) else ""
 
     def _leave(self, error: BaseException | None) -> Effects[None] | None:
         if len(self._entered) == 1 and self._entered[0][1]._depth == 1:
