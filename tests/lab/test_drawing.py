@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -144,6 +145,29 @@ def test_a_wide_matrix_says_it_in_words() -> None:
         *("set_nx", "broken (6 steps)", *["holds (1,234 states)"] * 4),
         *("unknown", *["holds (1,234 states)"] * 3, "holds (1,234,567 states)"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("faults", "said"),
+    [
+        (("restart",), "restart (the server starts again, empty)"),
+        (
+            ("lost_reply", "failover", "lost_reply"),
+            "lost reply (a step is executed, and its sender does not learn of it; or a wake-up is lost) "
+            "and failover (a replica takes over that has not got the last writes)",
+        ),
+        ((), "no fault"),
+    ],
+    ids=["one", "two", "none"],
+)
+def test_under_the_matrix_stands_what_it_took_to_break_the_fenced_lock(faults: tuple[str, ...], said: str) -> None:
+    story = replace(PAUSE, recipe="holdfast", faults=faults)
+    found = FINDINGS[STORIES.index(PAUSE)]
+    cells = (replace(cell, recipe="holdfast", trace=story if cell.trace else None) for cell in found.cells)
+    lines = drawn(Matrix([*FINDINGS, replace(found, recipe="holdfast", cells=tuple(cells))]), 80)
+    assert max(len(line.rstrip()) for line in lines) <= 80
+    below = " ".join(line.strip() for line in lines[len(lines) - lines[::-1].index("") :])
+    assert below == f"holdfast, {PAUSE.invariant}: broken by {said}"
 
 
 def test_few_recipes_are_turned_to_have_room_for_words() -> None:

@@ -2,6 +2,7 @@
 
 The layouts say the same, from every word in its cell down to abbreviated heads with a legend, for 80 columns; of a few
 recipes the table is turned, and then has room for words again. A sign stands in every cell, so that none needs colour.
+Below stands by what the fenced lock was broken, for that is no flaw of it that a server forgets.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from holdfast.lab.lanes import count
+from holdfast.lab.faults import FAULTS
+from holdfast.lab.lanes import count, label
 from holdfast.lab.trace import BROKEN, HOLDS, UNKNOWN
+from holdfast.protocol.recipes import FENCED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -55,6 +58,10 @@ class Matrix:
         if legend:
             yield ""
             yield from legend
+        causes = list(self._causes())
+        if causes:
+            yield ""
+            yield from causes
 
     @property
     def width(self) -> int:
@@ -93,6 +100,14 @@ class Matrix:
             cells = (self.cells[recipe, invariant] for recipe in self.recipes)
             table.add_row(Text(invariant, "bold"), *(Text(_in_words(cell), STYLES[cell.verdict]) for cell in cells))
         return table
+
+    def _causes(self) -> Iterator[Text]:
+        """What it took to break the fenced lock, a line for each cell."""
+        for (recipe, invariant), cell in self.cells.items():
+            if recipe == FENCED and cell.trace is not None:
+                faults = dict.fromkeys(cell.trace.faults)
+                took = " and ".join(f"{label(fault)} ({FAULTS[fault]})" for fault in faults) or "no fault"
+                yield Text.assemble((f"{recipe}, {invariant}: ", "bold"), f"broken by {took}")
 
     def _abbreviations(self) -> Table:
         grid = Table.grid(padding=(0, 1, 0, 0))
