@@ -128,9 +128,10 @@ def test_a_bar_is_shown_to_people_and_stdout_stays_clean() -> None:
 def test_the_primitives_are_searched_by_name(run: Run) -> None:
     code, out, err = run("primitives", "Latch", "--budget", "500ms", "--seed", "7")
     assert (code, err) == (0, "")
-    heading, holds, _, bounds = out.splitlines()
+    heading, holds, _, legend, bounds = out.splitlines()
     assert re.fullmatch(r"latch, 3 clients: [\d,]+ states; .*2 faults so far", heading)
     assert holds.startswith("  holds: ShutUntilZero")
+    assert all(f"{word}: " in legend for word in ("to the end", "nothing", "so far"))
     assert bounds.endswith("budget 0.5 s, seed 7")
 
 

@@ -44,6 +44,10 @@ __all__ = ["lab"]
 
 NO_FILE: Final = 1  # what was to be saved does not exist
 NOT_CONFIRMED: Final = 1
+HOW_FAR: Final = (
+    "to the end: all that can happen with so many faults was explored (nothing: not even without a fault, so that all "
+    "is unknown); so far: what the budget sufficed for"
+)
 
 
 def console() -> Console:
@@ -279,7 +283,8 @@ def primitives(*, names: tuple[str, ...], seed: int, budget: float) -> int:
         for line in tried.details:
             out.print(line, markup=False, soft_wrap=True)
         states += tried.states
-    out.print(f"\n{states:,} states; budget {budget:g} s, seed {seed}", style="dim", soft_wrap=True)
+    out.print(f"\n{HOW_FAR}", style="dim", soft_wrap=True)
+    out.print(f"{states:,} states; budget {budget:g} s, seed {seed}", style="dim", soft_wrap=True)
     return 0
 
 
