@@ -128,9 +128,9 @@ def test_a_bar_is_shown_to_people_and_stdout_stays_clean() -> None:
 def test_the_primitives_are_searched_by_name(run: Run) -> None:
     code, out, err = run("primitives", "Latch", "--budget", "500ms", "--seed", "7")
     assert (code, err) == (0, "")
-    heading, holds, _, legend, bounds = out.splitlines()
+    heading, verdict, _, legend, bounds = out.splitlines()
     assert re.fullmatch(r"latch, 3 clients: [\d,]+ states; .*2 faults so far", heading)
-    assert holds.startswith("  holds: ShutUntilZero")
+    assert re.match("  (holds|unknown): ShutUntilZero", verdict), "a busy machine may not come to the end of anything"
     assert all(f"{word}: " in legend for word in ("to the end", "nothing", "so far"))
     assert bounds.endswith("budget 0.5 s, seed 7")
 
@@ -192,7 +192,7 @@ def test_without_lua_it_says_what_to_install(args: list[str]) -> None:
     done = subprocess.run([*command, *args], stdin=subprocess.DEVNULL, **options)
     assert done.returncode == 69
     assert done.stdout == ""
-    assert "pip install 'holdfast[lab]'" in done.stderr
+    assert "pip install -e '.[lab]'" in done.stderr
     assert "Traceback" not in done.stderr
     assert subprocess.run([*command, "--help"], **options).returncode == 0
 

