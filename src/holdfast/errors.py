@@ -144,7 +144,12 @@ class NotHeld(HoldfastError, RuntimeError):
 class OverRelease(NotHeld, ValueError):
     """A release of a semaphore of which no permit is held through that object."""
 
+    def __init__(self, name: str, reason: str = "") -> None:
+        super().__init__(name, reason)
+
     def _message(self) -> str:
+        if self.reason:
+            return f"the permit of {self.name!r} {self.reason}"
         return f"no permit of {self.name!r} is held through this object: release each one once, and no more"
 
 

@@ -33,6 +33,7 @@ LOST: Final = "lost"
 ENDED: Final = "ended"  # released, or given up
 
 _NEVER: Final = float("inf")
+_HANDED_OVER: Final = "was handed over, and this lease has ended: whoever adopts the ticket goes on with it"
 
 FENCES: Final = 64  # the server sets so many aside for a holder that may pass its lease on within its process
 STINT: Final = 0.1  # how long a process may go on passing it on, in seconds
@@ -130,6 +131,7 @@ class Hold:
     heir: Hold | None = None  # to whom it was passed
     notify: Callable[[], object] | None = None  # how the holder wants to be told of its loss
     reason = ""
+    handed_over = False  # and has ended by that
     mine = True  # False in a forked child: the hold stayed with the parent
 
     def __init__(self, keys: Keys, terms: Terms, gate: Gate) -> None:
@@ -245,6 +247,10 @@ class Hold:
             return self.why_over()
         return ""
 
+    def ended(self) -> NotHeld:
+        """It is over, and somebody wants something of it: what to raise."""
+        return self.unheld(self.name, _HANDED_OVER) if self.handed_over else self.unheld(self.name)
+
     def why_over(self) -> str:
         """What it means that the deadline has passed."""
         if self.deadline >= self.ends:
@@ -309,7 +315,7 @@ class BaseLease:
         if reason := hold.why_lost(self._driver.now()):
             raise LeaseLost(hold.name, self.fence, reason)
         if hold.phase is not HELD:
-            raise NotHeld(hold.name)
+            raise hold.ended() if hold.handed_over else NotHeld(hold.name)
 
     def __bool__(self) -> bool:
         return True

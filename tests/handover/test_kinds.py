@@ -173,6 +173,20 @@ def test_who_waits_goes_on_waiting_and_is_woken_by_the_taker(play: Any, kind: Ki
 
 
 @EVERY_KIND
+def test_the_giver_is_told_that_it_was_handed_over(play: Any, kind: Kind) -> None:
+    async def scenario(api: Any) -> None:
+        lease = await kind.ask(api.client()).acquire()
+        await lease.hand_over()
+        for attempt in (lease.release, lambda: lease.extend(60), lease.hand_over):
+            with pytest.raises(holdfast.NotHeld, match="was handed over"):
+                await attempt()
+        with pytest.raises(holdfast.NotHeld, match="was handed over"):
+            lease.check()
+
+    play(scenario)
+
+
+@EVERY_KIND
 def test_namespaces_must_agree(play: Any, kind: Kind) -> None:
     async def scenario(api: Any) -> None:
         giver, same, other = api.client(namespace="app:"), api.client(namespace="app:"), api.client()

@@ -45,9 +45,9 @@ def test_the_giver_has_nothing_any_more(play: Any) -> None:
         lease = await lock.acquire()
         ticket = await lease.hand_over()
         for attempt in (lease.release, lock.release, lambda: lease.extend(60), lease.hand_over):
-            with pytest.raises(holdfast.NotHeld):
+            with pytest.raises(holdfast.NotHeld, match="'a' was handed over"):
                 await attempt()
-        with pytest.raises(holdfast.NotHeld):
+        with pytest.raises(holdfast.NotHeld, match="'a' was handed over"):
             lease.check()
         assert lease.remaining() == 0
         taken = await client.adopt(ticket)
@@ -58,6 +58,22 @@ def test_the_giver_has_nothing_any_more(play: Any) -> None:
         await taken.release()
         async with lock:
             pass
+
+    play(scenario)
+
+
+def test_of_a_reentrant_lock_it_is_said_too_that_it_was_handed_over(play: Any) -> None:
+    async def scenario(api: Any) -> None:
+        lock = api.client().rlock("a")
+        lease = await lock.acquire()
+        await lease.hand_over()
+        for attempt in (lease.release, lock.release, lambda: lease.extend(60), lease.hand_over):
+            with pytest.raises(holdfast.NotHeld, match="'a' was handed over"):
+                await attempt()
+        again = await api.client().rlock("b").acquire()
+        await again.release()
+        with pytest.raises(holdfast.NotHeld, match="acquire it first"):
+            await again.release()
 
     play(scenario)
 

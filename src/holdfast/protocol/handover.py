@@ -156,7 +156,8 @@ def hand_over(lease: BaseLease) -> Effects[Ticket]:
         ticket = write_ticket(hold)
         ours = driver.book.leave(hold)
         if not ours:  # somebody has released it meanwhile
-            raise hold.unheld(hold.name)
+            raise hold.ended()
+        hold.handed_over = True
         hold.phase = ENDED
         driver.cohorts.leave(hold)
         for bell in list(hold.bells):
@@ -164,6 +165,7 @@ def hand_over(lease: BaseLease) -> Effects[Ticket]:
         return ticket
     except STOPPED:
         if ours and hold not in driver.book.holds:  # it has ended, and nobody will have the ticket
+            hold.handed_over = False
             driver.cohorts.leave(hold)
             yield from mutex.settle(hold)
         raise

@@ -301,7 +301,7 @@ def release_lease(lease: BaseLease, struck: BaseException | None = None) -> Effe
     if not hold.mine:
         raise LeaseLost(hold.name, hold.fence, hold.reason)
     if hold not in book.holds and struck is None:
-        raise hold.unheld(hold.name)
+        raise hold.ended()
     ours = True
     try:
         if struck is not None:
@@ -309,7 +309,7 @@ def release_lease(lease: BaseLease, struck: BaseException | None = None) -> Effe
         now = yield from clock()
         ours = book.leave(hold)
         if not ours:  # two released it at once, and the other was first
-            raise hold.unheld(hold.name)
+            raise hold.ended()
         heir = cohorts.first_in_line(hold) if cohorts.lines else None
         if heir is not None and wants_renewal(heir, hold, now):
             now = yield from _renew_for(heir, hold, now)
@@ -354,7 +354,7 @@ def _renew_for(heir: Hold, hold: Hold, now: float) -> Effects[float]:
 def extend_lease(lease: BaseLease, seconds: float) -> Effects[None]:
     hold = lease._hold
     if hold.phase is ENDED:
-        raise hold.unheld(hold.name)
+        raise hold.ended()
     yield from mutex.extend(hold, seconds)
 
 

@@ -405,7 +405,7 @@ def insist(hold: Hold, step: Step) -> Effects[float]:
         if reason := hold.why_lost(now):
             raise LeaseLost(hold.name, hold.fence, reason)
         if hold.phase is ENDED:  # released by somebody else in the meantime
-            raise hold.unheld(hold.name)
+            raise hold.ended()
         try:
             was_doubtful, hold.doubtful = hold.doubtful, True
             found = yield from call(step, hold.terms.resend_after)

@@ -107,8 +107,10 @@ class BaseRLock(BaseLock[L]):
     def _release(self) -> Effects[None]:
         lease = self._find((yield from caller()))
         if lease is None:
-            taken = self._lease is not None and self._lease._hold.phase is not ENDED
-            raise NotHeld(self.name, ANOTHERS) if taken else NotHeld(self.name)
+            if self._lease is None:
+                raise NotHeld(self.name)
+            hold = self._lease._hold
+            raise hold.ended() if hold.phase is ENDED else NotHeld(self.name, ANOTHERS)
         yield from release_level(lease)
 
     def _enter(self) -> Effects[L]:
@@ -195,7 +197,7 @@ def release_level(lease: ReentrantLease) -> Effects[None]:
     if not hold.mine:
         raise LeaseLost(hold.name, hold.fence, hold.reason)
     if hold.phase is ENDED:
-        raise NotHeld(hold.name)
+        raise hold.ended()
     if lease._owner != me:
         raise NotHeld(hold.name, ANOTHERS)
     yield from _give_back(lease)
