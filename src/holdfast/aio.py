@@ -229,7 +229,7 @@ class Election(BaseElection[Lease]):
 
     async def resign(self) -> None:
         """Step down before the time, from whichever task. NotHeld if this candidate does not lead."""
-        await self._driver.run(self._lock._release())
+        await self._driver.run(self._resign())
 
     def terms(self) -> Terms:
         """Lead, again and again: ``async for lease in election.terms()``. Each round campaigns, and ends a term."""

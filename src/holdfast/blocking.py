@@ -222,7 +222,7 @@ class Election(BaseElection[Lease]):
 
     def resign(self) -> None:
         """Step down before the time, from whichever thread. NotHeld if this candidate does not lead."""
-        self._driver.run(self._lock._release())
+        self._driver.run(self._resign())
 
     def terms(self) -> Terms:
         """Lead, again and again: ``for lease in election.terms()``. Each round campaigns, and ends a term."""

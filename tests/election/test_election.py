@@ -76,12 +76,12 @@ def test_resigning_wakes_the_next(play: Any) -> None:
 def test_whoever_does_not_lead_cannot_resign(play: Any) -> None:
     async def scenario(api: Any) -> None:
         one, two = api.client(), api.client()
-        with pytest.raises(holdfast.NotHeld):
+        with pytest.raises(holdfast.NotHeld, match="'a' is not led by this candidate"):
             await two.election("a").resign()
         async with one.election("a").lead() as lease:
-            with pytest.raises(holdfast.NotHeld):
+            with pytest.raises(holdfast.NotHeld, match="'a' is not led by this candidate"):
                 await two.election("a").resign()
-            with pytest.raises(holdfast.NotHeld):
+            with pytest.raises(holdfast.NotHeld, match="'a' is not led by this candidate"):
                 await one.election("a").resign()  # another object is another candidate
             lease.check()
 

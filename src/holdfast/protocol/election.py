@@ -36,6 +36,8 @@ __all__ = ["BaseElection", "BaseTerms", "Leader", "leader_of"]
 L = TypeVar("L", bound=BaseLease)
 log = logging.getLogger("holdfast")
 
+NOT_LED: Final = "is not led by this candidate: only the Election object that leads can resign"
+
 _SECRET: Final = re.compile("[0-9a-f]{22,32}")  # a token's random part
 
 
@@ -85,6 +87,12 @@ class BaseElection(Generic[L]):
         except StepFailed as failed:
             raise named(failed.error, f"election {self.name!r}") from failed.__cause__
         return leader_of(token, fence) if token else None
+
+    def _resign(self) -> Effects[None]:
+        try:
+            yield from self._lock._release()
+        except NotHeld:
+            raise NotHeld(self.name, NOT_LED) from None
 
     def __reduce__(self) -> Any:
         raise TypeError("an Election cannot be pickled: connect and name it anew in the other process")
