@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import re
+from pathlib import Path
 
 import pytest
 
 from holdfast.errors import InvalidConfig
 from holdfast.lab import trial
 from holdfast.lab.primitives import PRIMITIVES
+from holdfast.lab.promises import PROMISES_MEAN
 from holdfast.lab.trace import BROKEN, HOLDS, UNKNOWN, Verdict
 from holdfast.lab.trial import Tried, try_all, try_primitive
 from tests.lab.mutations import in_step, plant
@@ -70,3 +72,12 @@ def test_one_core_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_unknown_row_is_refused() -> None:
     with pytest.raises(InvalidConfig, match=", ".join(PRIMITIVES)):
         list(try_all(["lotch"], budget=1))
+
+
+def test_the_page_has_every_row_and_every_promise() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "lab.md").read_text()
+    for row in PRIMITIVES:
+        assert f"| `{row.partition(':')[0]}`" in page
+        assert re.search(rf"^{row}, 3 clients: ", page, re.MULTILINE), "and how far it came"
+    for name, meaning in PROMISES_MEAN.items():
+        assert f"| {name} | {meaning} |" in page
