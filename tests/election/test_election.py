@@ -48,6 +48,20 @@ def test_to_lead_is_to_hold_the_lock_of_that_name(play: Any) -> None:
     play(scenario)
 
 
+def test_a_name_in_use_as_another_kind_has_no_leader_to_be_asked_for(play: Any) -> None:
+    async def scenario(api: Any) -> None:
+        one, two = api.client(), api.client()
+        async with one.semaphore("a", 2):
+            with pytest.raises(holdfast.Unsupported, match="election 'a': it is in use as a semaphore"):
+                await two.election("a").leader()
+        assert await two.election("a").leader() is None
+        await one.latch("b", 2).count_down()
+        with pytest.raises(holdfast.Unsupported, match="in use as a latch"):
+            await two.election("b").leader()
+
+    play(scenario)
+
+
 def test_resigning_wakes_the_next(play: Any) -> None:
     async def scenario(api: Any) -> None:
         one, two = api.client(), api.client()

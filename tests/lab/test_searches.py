@@ -50,11 +50,12 @@ CASTS: Final[dict[str, Config]] = {
     "candidates": election_config("RRR"),
     "a long term": election_config("RR", stay_us=4_000_000),
 }
-_LOOK: Final = """step = Step("election_leader", self._lock._keys.shared[:2], ())
-        token, fence = yield from insist(step, self._lock._terms)"""
-_LOOK_TWICE: Final = """step = Step("look_token", self._lock._keys.shared[:2], ())
+_LOOK: Final = """step = Step("election_leader", (main, last, waiters), ())
+        token, fence, kind = yield from insist(step, self._lock._terms)"""
+_LOOK_TWICE: Final = """kind = None
+        step = Step("look_token", (main, last), ())
         token = yield from insist(step, self._lock._terms)
-        step = Step("look_fence", self._lock._keys.shared[:2], ())
+        step = Step("look_fence", (main, last), ())
         fence = yield from insist(step, self._lock._terms)"""
 _WRITES_IT_DOWN: Final = "redis.pcall('SET', KEYS[1], latch, 'PX', ms)"
 

@@ -25,7 +25,7 @@ import logging
 import re
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
-from holdfast.errors import AcquireTimeout, HoldfastError, LeaseLost, NotHeld
+from holdfast.errors import AcquireTimeout, HoldfastError, LeaseLost, NotHeld, Unsupported
 from holdfast.lease import ENDED, BaseLease
 from holdfast.protocol.asking import insist, named
 from holdfast.protocol.effects import STOPPED, Effects, Step, StepFailed, caller, clock
@@ -81,11 +81,15 @@ class BaseElection(Generic[L]):
         return self._lock.name
 
     def _leader(self) -> Effects[Leader | None]:
+        main, last, _, waiters = self._lock._keys.shared
         try:
-            step = Step("election_leader", self._lock._keys.shared[:2], ())
-            token, fence = yield from insist(step, self._lock._terms)
+            step = Step("election_leader", (main, last, waiters), ())
+            token, fence, kind = yield from insist(step, self._lock._terms)
         except StepFailed as failed:
             raise named(failed.error, f"election {self.name!r}") from failed.__cause__
+        if kind:
+            said = f"election {self.name!r}: it is in use as a {kind.decode()}"
+            raise Unsupported(said, "choose another name for one of the two")
         return leader_of(token, fence) if token else None
 
     def _resign(self) -> Effects[None]:
