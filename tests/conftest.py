@@ -29,9 +29,16 @@ for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler if number is signal.SIGINT else signal.SIG_DFL)
 
 
+def pytest_collection_finish() -> None:
+    """Thousands of tests are some hundred thousand objects. Through these the collector need not go each time: that takes
+    longer than some leases last."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True, scope="module")
 def _tidy() -> Iterator[None]:
-    """A search leaves a million objects to the collector. Let it take its second now, not in the middle of a lease."""
+    """Nor need it find what a search has left behind, in the middle of a lease."""
     yield
     gc.collect()
 
