@@ -8,6 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,28 @@ def test_every_page_with_code_is_run_by_a_test() -> None:
         if "```python" in page.read_text():
             names = f'"{page.name}"', f'"{page.stem}"'
             assert any(name in text for text in running for name in names), page.name
+
+
+def test_the_code_of_the_pages_runs_without_a_server_at_hand(directory: str, server: Server) -> None:
+    """What each should say is the matter of its own test. The store of a guard is a server of one's own."""
+    for page in sorted((ROOT / "docs").glob("*.md")):
+        code = "\n".join(re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL))
+        if "redis://localhost" not in code:
+            continue
+        assert '"redis://localhost:6379/0")  # or "local://"' in code
+        program = code.replace("redis://localhost:6379/0", f"local://{directory}/readme")
+        program = program.replace("6379", str(server.port))
+        done = subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, cwd=directory
+        )
+        assert done.returncode == 0, f"{page.name}: {done.stderr}"
+
+
+@pytest.mark.parametrize("face", ["blocking", "aio"])
+def test_the_classes_are_where_annotations_are_told_to_find_them(face: str) -> None:
+    (named,) = set(re.findall(rf"`holdfast\.{face}\.(\w+)`", README))
+    module = import_module(f"holdfast.{face}")
+    assert {named, "Lock", "RLock", "RWLock", "Latch", "Election", "Lease"} <= set(module.__all__)
 
 
 def test_everything_that_a_client_can_do_is_here() -> None:
