@@ -151,6 +151,11 @@ class Hold:
     def names(self) -> tuple[str, ...]:
         return (self.keys.name,)
 
+    @property
+    def place(self) -> str:
+        """What it has of a room, in words."""
+        return ""
+
     def fences(self, fence: Any) -> dict[str, Any]:
         """By name. They are that one, unless the names live in different places."""
         return dict.fromkeys(self.names, fence)
@@ -325,7 +330,8 @@ class BaseLease:
 
     def __repr__(self) -> str:
         state = "held" if self.held else self._hold.phase if self._hold.phase is not HELD else LOST
-        return f"<{state} {type(self).__module__}.Lease on {self.name!r}, fence {self.fence}>"
+        place = f" ({self._hold.place})" if self._hold.place else ""
+        return f"<{state} {type(self).__module__}.{type(self).__name__} on {self.name!r}{place}, fence {self.fence}>"
 
     def __del__(self) -> None:
         # Interpreter shutdown may have taken the parts away already; then there is nobody to warn either.

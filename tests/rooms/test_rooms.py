@@ -467,6 +467,25 @@ def test_another_thread_or_task_may_wait_to_write(play: Any) -> None:
 # Both.
 
 
+def test_a_lease_shows_what_it_is_of(play: Any) -> None:
+    async def scenario(api: Any) -> None:
+        client = api.client()
+        async with client.semaphore("a", 3), client.semaphore("a", 3) as permit:
+            assert ".Permit on 'a' (permit 1 of 3), fence" in repr(permit)
+            assert permit.token not in repr(permit)
+        assert repr(permit).startswith("<ended ")
+        async with client.rwlock("b").read as lease:
+            assert ".Lease on 'b' (read), fence" in repr(lease)
+        async with client.rwlock("b").write as lease:
+            assert ".WriteLease on 'b' (write), fence" in repr(lease)
+            await lease.downgrade()
+            assert ".WriteLease on 'b' (read), fence" in repr(lease)
+        async with client.lock("c") as lease:
+            assert repr(lease).endswith(f".Lease on 'c', fence {lease.fence}>")
+
+    play(scenario)
+
+
 def test_a_name_is_one_kind_at_a_time(play: Any) -> None:
     async def scenario(api: Any) -> None:
         one, two = api.client(), api.client()
