@@ -264,15 +264,6 @@ async def test_nor_is_a_coroutine_under_asyncio() -> None:
         await client.get_or_compute("k", coroutine_function(1))  # type: ignore[call-overload]
 
 
-def test_a_value_that_cannot_be_written_is_named(client: holdfast.Client, admin: redis.Redis) -> None:
-    with pytest.raises(TypeError, match="set") as caught:
-        client.get_or_compute("user:42", lambda: {1, 2})
-    (note,) = caught.value.__notes__
-    assert "'user:42' is of type set" in note
-    assert "serializer=" in note
-    assert not admin.exists("user:42:hf1:cache:value:{user:42}")
-
-
 def test_a_value_that_is_too_large_is_refused_and_not_stored(
     client: holdfast.Client, admin: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
