@@ -25,8 +25,7 @@ from holdfast.lab.trace import BROKEN, HOLDS, UNKNOWN, Trace, Verdict
 __all__ = ["MOST_FAULTS", "PRIMITIVES", "Tried", "try_all", "try_primitive"]
 
 MOST_FAULTS: Final = 2
-SHARE: Final = 0.5  # of what is left of the time, for a search that is not the last
-WALKS_SHARE: Final = 0.1
+SHARES: Final = (0.9, 0.5, 0.9)  # of what is left of the time, for no fault, one and two; the rest is for walks
 WALKS: Final = range(1_000)
 
 
@@ -84,8 +83,8 @@ def _try_primitive(row: str, budget: float, seed: int) -> Tried:
     explored = -1
     for faults in range(MOST_FAULTS + 1):
         left = ends_at - time.monotonic()
-        share = left * (SHARE if faults < MOST_FAULTS else 1 - WALKS_SHARE)
-        if explorer.search(faults, primitive.kinds, budget=share) and explored == faults - 1:
+        ended = explorer.search(faults, primitive.kinds, budget=left * SHARES[faults])
+        if ended and explored == faults - 1:
             explored = faults
     for number in WALKS:
         if time.monotonic() >= ends_at:
