@@ -17,6 +17,7 @@ import redis
 
 import holdfast
 import holdfast.aio
+from holdfast.engines import redis as engine
 from tests.proxy import Proxy, dribble
 from tests.servers import Server
 from tests.support import Script, async_eventually, asyncio_test, eventually, lock_keys, took
@@ -170,6 +171,20 @@ def test_reply_that_dribbles_in_does_not_stretch_the_wait(connect: Any, proxy: P
     with took(less_than=SOON), pytest.raises(holdfast.Unavailable):
         face.lock("x").acquire(timeout=0.5)
     eventually(lambda: lock_keys(admin) == [])
+
+
+def test_nor_does_one_that_is_always_there_when_we_look(
+    server: Server, proxy: Proxy, admin: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As on a busy machine, where to look a hundred times takes longer than the next byte.
+    monkeypatch.setattr(engine, "_LOOKS", 1_000_000)
+    with holdfast.connect(proxy.url) as client:
+        with client.lock("warm"):
+            pass
+        proxy.on("acquire", dribble(0.2), times=10)
+        with took(less_than=SOON), pytest.raises(holdfast.Unavailable):
+            client.lock("x").acquire(timeout=0.5)
+        eventually(lambda: lock_keys(admin) == [])
 
 
 def test_signals_that_keep_coming_do_not_stretch_the_wait(server: Server) -> None:

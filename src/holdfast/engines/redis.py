@@ -80,23 +80,25 @@ class Line:
 
     def ask(self, data: bytes, deadline: float) -> Any:
         """Send one request and return its reply. Silence when that takes too long."""
-        reader = self._reader
         self._send(data, deadline)
+        return self._receive(deadline)
+
+    def _receive(self, deadline: float) -> Any:
+        reader = self._reader
         while True:
             reader.feed(self._read(deadline))
             reply = reader.gets()
             if reply is not False:
                 return reply
+            if time.monotonic() >= deadline:  # it comes in bits, each of which was there when we looked
+                raise Silence
 
     def ask_all(self, requests: list[bytes], timeout: float) -> list[Any]:
         """Send many requests at once and return their replies. Each has the whole of the time, after the last."""
         replies = [self.ask(b"".join(requests), time.monotonic() + timeout)]
         while len(replies) < len(requests):
             reply = self._reader.gets()
-            if reply is False:
-                self._reader.feed(self._read(time.monotonic() + timeout))
-            else:
-                replies.append(reply)
+            replies.append(self._receive(time.monotonic() + timeout) if reply is False else reply)
         return replies
 
     def _send(self, data: bytes, deadline: float) -> None:
