@@ -6,16 +6,16 @@ import threading
 from collections.abc import Callable
 from functools import update_wrapper
 from types import TracebackType
-from typing import Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, Unpack, overload
 
-from holdfast.decorated import BaseCached, exclusive_wait, finished, refuse_result
+from holdfast.decorated import BaseCached, exclusive_wait, finished, refuse_bare, refuse_result
 from holdfast.drivers.blocking import Driver
 from holdfast.engines.target import aim
 from holdfast.errors import AcquireTimeout, ServerSilent
 from holdfast.face import FENCED, BaseClient, fenced_options
 from holdfast.lease import BaseLease
 from holdfast.options import Options, client_terms, patience, seconds, whole
-from holdfast.protocol.election import BaseElection, BaseTerms, Leader
+from holdfast.protocol.election import BaseElection, BaseTerms, Leader, use_lead_or_terms
 from holdfast.protocol.entries import Entry, Policy, Serializer
 from holdfast.protocol.handover import adopt, hand_over
 from holdfast.protocol.latch import BaseLatch
@@ -23,7 +23,7 @@ from holdfast.protocol.lock import BaseLock, BaseLost, extend_lease, release_lea
 from holdfast.protocol.multi import BaseMultiLock
 from holdfast.protocol.recipes.base import BaseRecipe, FencelessLease, refuse_to_extend, release_turn
 from holdfast.protocol.rlock import BaseRLock, ReentrantLease, hand_over_level, release_level
-from holdfast.protocol.rwlock import BaseReader, BaseRWLock, BaseWriteLease, BaseWriter, downgrade_lease
+from holdfast.protocol.rwlock import BaseReader, BaseRWLock, BaseWriteLease, BaseWriter, downgrade_lease, use_a_side
 from holdfast.protocol.semaphore import BasePermit, BaseSemaphore
 from holdfast.protocol.stampede import ask, forget
 
@@ -228,6 +228,9 @@ class Election(BaseElection[Lease]):
         """Lead, again and again: ``for lease in election.terms()``. Each round campaigns, and ends a term."""
         return Terms(self._driver, self._lock)
 
+    if not TYPE_CHECKING:  # a type checker finds by itself that there is no way in
+        __enter__ = __exit__ = __iter__ = use_lead_or_terms
+
 
 class Permit(BasePermit, Lease):
     """A hold on one permit of a semaphore."""
@@ -300,6 +303,8 @@ class RWLock(BaseRWLock[ReadLock, WriteLock]):
     """A readers-writer lock: ``read`` and ``write`` are its two sides, each a lock."""
 
     __slots__ = ()
+    if not TYPE_CHECKING:  # a type checker finds by itself that there is no way in
+        __enter__ = __exit__ = use_a_side
 
 
 class RecipeLease(FencelessLease, Lease):
@@ -439,6 +444,7 @@ class Client(BaseClient):
         The key names the arguments on which the result depends. Options are those of ``get_or_compute``. The decorated
         function has ``.key(...)``, the key of a call, and ``.invalidate(...)``, which makes it forgotten.
         """
+        refuse_bare(key, "cached")
         policy = self._policy((ttl, stale, errors, early, compute_ttl, max_compute, wait, serializer))
 
         def decorate(function: Callable[P, R]) -> Cached[P, R]:
@@ -488,6 +494,7 @@ class Client(BaseClient):
             ever, or, if ``wait`` is given, raises AcquireTimeout after that.
         The other options are those of ``lock``.
         """
+        refuse_bare(name, "exclusive")
         patience = exclusive_wait(wait, busy, default)
         self._ask(("x",), (ttl, patience, renew, max_hold, on_lost, label, cohort))
 

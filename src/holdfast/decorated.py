@@ -18,7 +18,7 @@ from holdfast.errors import InvalidConfig
 from holdfast.protocol.entries import Policy, Serializer
 from holdfast.protocol.templates import Template
 
-__all__ = ["BaseCached", "CacheOptions", "exclusive_wait", "finished", "refuse_result"]
+__all__ = ["BaseCached", "CacheOptions", "exclusive_wait", "finished", "refuse_bare", "refuse_result"]
 
 _BUSY: Final = ("raise", "skip", "wait")
 
@@ -83,6 +83,16 @@ def exclusive_wait(wait: float | None, busy: str, default: object) -> float | No
     if default is not None and busy != "skip":
         raise InvalidConfig(f"default={default!r:.60}", f"it is for busy='skip': with {busy!r} no call is left out")
     return None if busy == "wait" and not wait else wait
+
+
+def refuse_bare(name: object, use: str) -> None:
+    """Who writes the decorator without a name gives it the function instead; said before that is called in vain."""
+    if not isinstance(name, str):
+        given = getattr(name, "__qualname__", repr(name))
+        raise InvalidConfig(
+            f"{use}({given:.60})",
+            f'give a name: @client.{use}("a-name"), or, depending on an argument, @client.{use}("a-name:{{argument}}")',
+        )
 
 
 def refuse_result(fn: Any, key: object) -> None:

@@ -48,6 +48,47 @@ def test_name_that_is_no_text(connect: Any, url: str, name: Any) -> None:
         connect(url).lock(name)
 
 
+@pytest.mark.parametrize("decorator", ["cached", "exclusive"])
+def test_a_decorator_without_a_name(connect: Any, url: str, decorator: str) -> None:
+    def report() -> None: ...
+
+    decorate = getattr(connect(url).client, decorator)
+    for name in (report, None, 5, b"bytes"):
+        with pytest.raises(holdfast.InvalidConfig, match=rf"give a name: @client\.{decorator}\("):
+            decorate(name)
+    with pytest.raises(holdfast.InvalidConfig, match=rf"^{decorator}\(.*report\): "):
+        decorate(report)
+
+
+async def enter(context: Any) -> None:
+    async with context:
+        raise AssertionError("entered")
+
+
+async def loop_over(iterable: Any) -> None:
+    async for _ in iterable:
+        raise AssertionError("entered")
+
+
+@pytest.mark.parametrize("kind", ["blocking", "asyncio"])
+def test_what_is_no_lock_says_what_to_use(kind: str) -> None:
+    nowhere: Any = (holdfast if kind == "blocking" else holdfast.aio).connect("redis://127.0.0.1:1/0")
+    rw, election = nowhere.rwlock("a"), nowhere.election("b")
+    for what, use in ((rw, r"rw\.read or rw\.write"), (election, r"election\.lead\(\), or .*election\.terms\(\)")):
+        with pytest.raises(TypeError, match=use):
+            if kind == "blocking":
+                with what:
+                    raise AssertionError("entered")
+            enter(what).send(None)
+    with pytest.raises(TypeError, match=r"loop over election\.terms\(\)"):
+        if kind == "blocking":
+            iter(election)
+        loop_over(election).send(None)
+    with pytest.raises(AttributeError, match="'acquire': its sides are the locks, read and write"):
+        rw.acquire()
+    assert not hasattr(rw, "release")
+
+
 @pytest.mark.parametrize("name", ["a{b}c", "{a}", "Ärger", "a b", "a:hf:b", "a:hfx:b", "x" * 512, "🔒"])
 def test_good_name(face: Any, admin: redis.Redis, name: str) -> None:
     with face.lock(name) as lease:

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import logging
 import re
-from typing import Any, Final, Generic, NamedTuple, TypeVar
+from typing import Any, Final, Generic, NamedTuple, Never, TypeVar
 
 from holdfast.errors import AcquireTimeout, HoldfastError, LeaseLost, NotHeld, Unsupported
 from holdfast.lease import ENDED, BaseLease
@@ -31,7 +31,7 @@ from holdfast.protocol.asking import insist, named
 from holdfast.protocol.effects import STOPPED, Effects, Step, StepFailed, caller, clock
 from holdfast.protocol.lock import BaseLock, release_lease
 
-__all__ = ["BaseElection", "BaseTerms", "Leader", "leader_of"]
+__all__ = ["BaseElection", "BaseTerms", "Leader", "leader_of", "use_lead_or_terms"]
 
 L = TypeVar("L", bound=BaseLease)
 log = logging.getLogger("holdfast")
@@ -65,6 +65,11 @@ def leader_of(token: bytes, fence: bytes | None) -> Leader:
         pid, label = "", rest
     number = int(fence) if fence is not None else None
     return Leader(host, int(pid) if pid else None, label, number, None if number is None else number / 1e6)
+
+
+def use_lead_or_terms(election: object, *_: object) -> Never:
+    """What entering an election, or a loop over it, comes to."""
+    raise TypeError("an election is neither a lock nor a loop: enter election.lead(), or loop over election.terms()")
 
 
 class BaseElection(Generic[L]):

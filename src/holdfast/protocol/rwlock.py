@@ -21,7 +21,7 @@ Atomic and clocks: as in room.py.
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import Any, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, Never, TypeVar
 from weakref import WeakSet, WeakValueDictionary
 
 from holdfast.errors import WouldDeadlock
@@ -32,7 +32,7 @@ from holdfast.protocol.cohort import Gate
 from holdfast.protocol.effects import Effects, Step, caller
 from holdfast.protocol.room import ALL, ANY, BaseRoom, RoomHold
 
-__all__ = ["BaseRWLock", "BaseReader", "BaseWriteLease", "BaseWriter", "Insiders", "downgrade_lease"]
+__all__ = ["BaseRWLock", "BaseReader", "BaseWriteLease", "BaseWriter", "Insiders", "downgrade_lease", "use_a_side"]
 
 L = TypeVar("L", bound=BaseLease)
 R = TypeVar("R", bound=BaseRoom[Any])
@@ -141,6 +141,11 @@ def downgrade_lease(lease: BaseWriteLease) -> Effects[None]:
     yield from mutex.insist(hold, Step("room_share", hold.room, (hold.token,)))
 
 
+def use_a_side(both: object, *_: object) -> Never:
+    """What entering both sides comes to."""
+    raise TypeError("a readers-writer lock is taken by one of its sides: use rw.read or rw.write")
+
+
 class BaseRWLock(Generic[R, W]):
     """Both sides of one lock."""
 
@@ -163,6 +168,12 @@ class BaseRWLock(Generic[R, W]):
     def write(self) -> W:
         """The side of those who change something: one, and nobody else."""
         return self._write
+
+    if not TYPE_CHECKING:  # a type checker finds by itself that it has no acquire
+
+        def __getattr__(self, name: str) -> Never:
+            said = f"{type(self).__name__!r} object has no attribute {name!r}: its sides are the locks, read and write"
+            raise AttributeError(said, name=name, obj=self)
 
     def __repr__(self) -> str:
         return f"<{type(self).__module__}.RWLock object {self.name!r} at {id(self):#x}>"
