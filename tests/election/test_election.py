@@ -131,8 +131,8 @@ def test_terms_follow_each_other(play: Any) -> None:
             if len(fences) == 4:
                 break
         assert fences == sorted(set(fences))
-        if api.kind != "blocking":  # there the loop has waited for it
-            await api.sleep(0.2)
+        while api.kind != "blocking" and await guest.leader() is not None:  # in a blocking loop it was waited for
+            await api.sleep(0.01)
         assert await guest.leader() is None
         assert not lease.held
 
