@@ -148,7 +148,7 @@ def test_a_waiter_that_was_killed_is_soon_forgotten(url: str, admin: redis.Redis
 
 @pytest.mark.parametrize("fault", [LOSE_REPLY, LOSE_REQUEST, MUTE_REPLY], ids=lambda fault: fault.kind)
 def test_a_count_down_whose_reply_is_lost_counts_once(connect: Any, proxy: Proxy, url: str, fault: Any) -> None:
-    face = connect(proxy.url, timeout=1.0)
+    face = connect(proxy.url, timeout=3.0)
     latch = latch_of(face, "a", 3)
     assert latch.count() == 3
     proxy.on("latch_count_down", fault)
@@ -158,7 +158,7 @@ def test_a_count_down_whose_reply_is_lost_counts_once(connect: Any, proxy: Proxy
 
 
 def test_a_count_down_that_arrives_after_all_is_counted_once(connect: Any, proxy: Proxy, url: str) -> None:
-    latch = latch_of(connect(proxy.url, timeout=1.0), "a", 3)
+    latch = latch_of(connect(proxy.url, timeout=3.0), "a", 3)
     latch.count()
     proxy.on("latch_count_down", HOLD)
     assert latch.count_down() == 2
