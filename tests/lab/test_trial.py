@@ -42,6 +42,9 @@ def test_without_time_nothing_is_claimed() -> None:
     assert tried.explored == -1
     assert not tried.is_passed
     assert "nothing to the end, 2 faults so far" in tried.heading
+    unknown, why = tried.details
+    assert unknown.startswith("  unknown: ")
+    assert "its time ended before" in why
 
 
 @pytest.mark.parametrize(

@@ -60,6 +60,8 @@ class Tried(NamedTuple):
             names = [name for name, found in self.verdicts.items() if found == verdict]
             if names:
                 yield f"  {verdict}: {', '.join(names)}"
+        if self.explored < 0:
+            yield "  its time ended before all that happens without a fault was explored: give it more"
         for trace in self.traces:
             why = next((moment.violation for moment in reversed(trace.moments) if moment.violation), "")
             yield f"  {trace.invariant}: {why} ({trace.steps} steps; {', '.join(trace.faults) or 'no fault'})"
