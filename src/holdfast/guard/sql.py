@@ -143,8 +143,8 @@ class Table:
         except Exception as error:
             columns = ", ".join([*row, self._fence, self._holder])
             error.add_note(
-                f"It was a guarded write to {self.name!r}, which needs the columns {columns}, and a unique index on "
-                f"its key ({', '.join(self._key)})"
+                f"It was a guarded write of {columns} to {self.name!r}, which must have these columns, and a unique "
+                f"index on its key ({', '.join(self._key)})"
             )
             raise
 

@@ -146,11 +146,10 @@ class Template:
             kind, why = type(arguments[field.parameter]).__name__, f"{type(error).__name__}: {error}"
             raise InvalidConfig(self._said, f"{field} cannot be made of an argument of type {kind} ({why})") from error
         if nameless:
-            # Not of a set: in the next process it may be written in another order.
-            way = f", or say how to write it: {{{field.path}!r}}" if isinstance(value, _ORDERED) else ""
-            raise self._refusal(field, value, f"which has no short name; use a part of it, like {{x.id}}{way}")
+            raise self._refusal(field, value, f"which has no short name; {_advice(field, value)}")
         if not isinstance(value, str) and _ADDRESS.search(text):
-            raise self._refusal(field, value, "whose text is its address in memory; use a part of it, like {x.id}")
+            part = f"{{{field.path}.id}}"
+            raise self._refusal(field, value, f"whose text is its address in memory; use a part of it, like {part}")
         return text
 
     def _refusal(self, field: Field, value: object, why: str) -> InvalidConfig:
@@ -173,6 +172,14 @@ def _says_nothing(value: object) -> bool:
     if isinstance(value, _CONTAINERS):
         return True
     return all(getattr(kind, way) is getattr(object, way) for way in ("__str__", "__repr__", "__format__"))
+
+
+def _advice(field: Field, value: object) -> str:
+    if isinstance(value, _ORDERED):
+        return f"use a part of it, or say how to write it: {{{field.path}!r}}"
+    if isinstance(value, _CONTAINERS):
+        return "give a sorted list of it: in the next process it may come in another order"
+    return f"use a part of it, like {{{field.path}.id}}"
 
 
 def _marks(text: str) -> set[str]:
