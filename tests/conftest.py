@@ -30,8 +30,8 @@ for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
 
 
 def pytest_collection_finish() -> None:
-    """Thousands of tests are some hundred thousand objects. Through these the collector need not go each time: that takes
-    longer than some leases last."""
+    """Thousands of tests are some hundred thousand objects, and the collector need not go through these each time: that
+    takes longer than some leases last."""
     gc.collect()
     gc.freeze()
 

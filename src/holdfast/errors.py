@@ -266,7 +266,7 @@ class InvalidName(HoldfastError, ValueError):
         shown = repr(self.name)
         if len(shown) > 60:
             shown = f"{shown[:57]}..."
-        return f"{shown} cannot name a lock: {self.problem}"
+        return f"{shown} cannot be a name: {self.problem}"
 
 
 class InvalidConfig(HoldfastError, ValueError):

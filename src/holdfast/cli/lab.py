@@ -20,7 +20,6 @@ from rich.text import Text
 from holdfast.blocking import connect
 from holdfast.cli import Voice
 from holdfast.cli.searching import (
-    BUDGET,
     RECIPE,
     SEED,
     Failure,
@@ -33,6 +32,7 @@ from holdfast.cli.searching import (
     searches,
     settings,
     survey,
+    within,
 )
 from holdfast.errors import HoldfastError, InvalidConfig
 from holdfast.lab.faults import FAULTS
@@ -267,7 +267,7 @@ def read_trace(file: Any) -> Trace:
 @lab.command(short_help="Search semaphores, latches, elections and the rest.")
 @click.argument("names", nargs=-1, metavar="[NAME]...", callback=one_of("PRIMITIVES"))
 @SEED
-@BUDGET
+@within("2m")
 def primitives(*, names: tuple[str, ...], seed: int, budget: float) -> int:
     """Search Holdfast's other primitives, or those that are named, as 'lab' does locks.
 

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from holdfast.lab.trace import Findings
 
 __all__ = [
-    "BUDGET",
     "RECIPE",
     "SEED",
     "Failure",
@@ -37,6 +36,7 @@ __all__ = [
     "searches",
     "settings",
     "survey",
+    "within",
 ]
 
 NONE: Final = "none"
@@ -92,13 +92,13 @@ RECIPE: Final = click.option(
     help="Search this one only; may be repeated.",
 )
 SEED: Final = click.option("--seed", type=int, default=0, help="Of what is tried at random.  [default: 0]")
-BUDGET: Final = click.option(
-    "--budget",
-    callback=duration(0.01),
-    metavar="DURATION",
-    default="30s",
-    help="How long the whole search may take.  [default: 30s]",
-)
+
+
+def within(default: str) -> Callable[[Any], Any]:
+    said = f"How long the whole search may take.  [default: {default}]"
+    return click.option("--budget", callback=duration(0.01), metavar="DURATION", default=default, help=said)
+
+
 SEARCH_OPTIONS: Final = (
     click.option(
         "--fault",
@@ -111,7 +111,7 @@ SEARCH_OPTIONS: Final = (
     click.option("--spare-holders", is_flag=True, help="Let nothing befall a client while it has the lock."),
     click.option("--clients", type=click.IntRange(2, 4), default=CLIENTS, help="How many compete.  [default: 3]"),
     SEED,
-    BUDGET,
+    within("30s"),
 )
 
 
