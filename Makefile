@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 BENCH_READY := $(VENV)/.ready-bench
+BENCHES := uncontended keeper memory latch_election market primitives guard stampede
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint format lab bench bench-contention clean
@@ -29,15 +30,8 @@ format: $(READY)  ## let ruff lay out the code
 lab: $(READY)  ## how far the lab comes: the matrix, the fenced lock, the primitives (about 15 minutes)
 	@$(BIN)/python -m benchmarks.lab
 
-bench: $(BENCH_READY)  ## figures beside other libraries, in one run on one server
-	@$(BIN)/python -m benchmarks.uncontended
-	@$(BIN)/python -m benchmarks.keeper
-	@$(BIN)/python -m benchmarks.memory
-	@$(BIN)/python -m benchmarks.latch_election
-	@$(BIN)/python -m benchmarks.market
-	@$(BIN)/python -m benchmarks.primitives
-	@$(BIN)/python -m benchmarks.guard
-	@$(BIN)/python -m benchmarks.stampede
+bench: $(BENCH_READY)  ## figures beside other libraries; each bench in one run on one server (about 10 minutes)
+	@failed=0; for one in $(BENCHES); do $(BIN)/python -m benchmarks.$$one || failed=1; done; exit $$failed
 
 bench-contention: $(BENCH_READY)  ## a lock that many want, beside other libraries; writes docs/contention.{md,svg}
 	@$(BIN)/python -m benchmarks.contention
