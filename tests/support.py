@@ -6,6 +6,7 @@ import asyncio
 import functools
 import os
 import queue
+import re
 import signal
 import subprocess
 import sys
@@ -217,6 +218,20 @@ async def _result_of(future: Awaitable[T]) -> T:
 
 
 FACES = [BlockingFace, AioFace]
+
+
+def code_of(page: str) -> str:
+    """All the Python on a page of docs/, as one program."""
+    text = (Path(__file__).parent.parent / "docs" / page).read_text()
+    return "\n".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL))
+
+
+def run_page(page: str, port: int) -> list[str]:
+    """What that program says, with the server at that port."""
+    program = code_of(page).replace("localhost:6379", f"127.0.0.1:{port}")
+    done = subprocess.run([sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
 
 
 class Script:

@@ -16,6 +16,7 @@ import redis
 
 import holdfast
 from tests.servers import Server
+from tests.support import code_of
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -55,7 +56,7 @@ def test_there_are_examples() -> None:
 def test_every_page_with_code_is_run_by_a_test() -> None:
     """Each page has a test of its own beside what it is about, as only there it is known what its code should say."""
     tests = [path.read_text() for path in (ROOT / "tests").rglob("test_*.py") if path != Path(__file__)]
-    running = [text for text in tests if "```python" in text]
+    running = [text for text in tests if "```python" in text or "run_page(" in text]
     for page in (ROOT / "docs").glob("*.md"):
         if "```python" in page.read_text():
             names = f'"{page.name}"', f'"{page.stem}"'
@@ -65,7 +66,7 @@ def test_every_page_with_code_is_run_by_a_test() -> None:
 def test_the_code_of_the_pages_runs_without_a_server_at_hand(directory: str, server: Server) -> None:
     """What each should say is the matter of its own test. The store of a guard is a server of one's own."""
     for page in sorted((ROOT / "docs").glob("*.md")):
-        code = "\n".join(re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL))
+        code = code_of(page.name)
         if "redis://localhost" not in code:
             continue
         assert '"redis://localhost:6379/0")  # or "local://"' in code

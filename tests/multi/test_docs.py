@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import re
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
 from tests.servers import Server
+from tests.support import run_page
 
-DOCS = Path(__file__).parents[2] / "docs"
 SAID = {
     "multi.md": ["account:7, account:3 ['account:3', 'account:7']"],
 }
@@ -19,8 +14,4 @@ SAID = {
 
 @pytest.mark.parametrize("page", SAID)
 def test_the_code_on_the_page_runs(page: str, server: Server) -> None:
-    code = re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(), re.DOTALL)
-    program = "\n".join(code).replace("localhost:6379", f"127.0.0.1:{server.port}")
-    done = subprocess.run([sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == SAID[page]
+    assert run_page(page, server.port) == SAID[page]

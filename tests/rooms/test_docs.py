@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import re
-import subprocess
-import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
 
 from tests.servers import Server
+from tests.support import run_page
 
 DOCS = Path(__file__).parents[2] / "docs"
 SAID = {
@@ -21,12 +19,7 @@ SAID = {
 
 @pytest.mark.parametrize("page", SAID)
 def test_the_code_on_the_page_runs(page: str, server: Server) -> None:
-    text = (DOCS / f"{page}.md").read_text()
-    program = "\n".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL))
-    program = program.replace("localhost:6379", f"127.0.0.1:{server.port}")
-    done = subprocess.run([sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == SAID[page]
+    assert run_page(f"{page}.md", server.port) == SAID[page]
 
 
 @pytest.mark.parametrize("page", SAID)

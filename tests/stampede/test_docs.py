@@ -8,18 +8,13 @@ import sys
 from pathlib import Path
 
 from tests.servers import Server
+from tests.support import run_page
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "cache.md").read_text()
 
 
 def test_the_code_on_the_page_runs(server: Server) -> None:
-    program = "\n".join(re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)).replace(
-        "localhost:6379", f"127.0.0.1:{server.port}"
-    )
-    done = subprocess.run([sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["3", "user:42:en", "LookupError no such user", "report of 42"]
+    assert run_page("cache.md", server.port) == ["3", "user:42:en", "LookupError no such user", "report of 42"]
 
 
 def test_the_example_asks_the_database_once_a_second() -> None:
