@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 from xml.sax.saxutils import escape
 
-__all__ = ["Column", "Group", "Line", "draw"]
+__all__ = ["Column", "Group", "Line", "draw", "in_ms", "of_time"]
 
 WIDTH: Final = 960
 MARGIN: Final = 32
@@ -50,6 +50,16 @@ class Column(NamedTuple):
     note: str
     is_logarithmic: bool
     ticks: Sequence[tuple[float, str]] = ()  # where the grid of a logarithmic one lies
+
+
+def of_time(title: str) -> Column:
+    """A column of seconds, from a tenth of a millisecond on."""
+    ticks = [(10.0**power / 1000, f"{10.0**power:,g}") for power in range(-1, 6)]
+    return Column(title, "less is better, ms on a log scale", is_logarithmic=True, ticks=ticks)
+
+
+def in_ms(seconds: float) -> str:
+    return f"{seconds * 1000:,.0f} ms" if seconds >= 0.01 else f"{seconds * 1000:.1f} ms"
 
 
 class Line(NamedTuple):

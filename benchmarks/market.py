@@ -32,7 +32,7 @@ import redis
 from tests.servers import Server
 
 import holdfast
-from benchmarks.chart import Column, Group, Line, draw
+from benchmarks.chart import Column, Group, Line, draw, in_ms, of_time
 from benchmarks.report import Figure, conclude, console, new_table
 
 PROCESSES: Final = 4
@@ -157,17 +157,8 @@ COLUMNS: Final = [
         is_logarithmic=True,
         ticks=[(10.0**power, f"{10**power:,}") for power in range(6)],
     ),
-    Column(
-        "wait, 99th percentile",
-        "less is better, ms on a log scale",
-        is_logarithmic=True,
-        ticks=[(10.0**power / 1000, f"{10.0**power:,g}") for power in range(-1, 6)],
-    ),
+    of_time("wait, 99th percentile"),
 ]
-
-
-def ms(seconds: float) -> str:
-    return f"{seconds * 1000:,.0f} ms" if seconds >= 0.01 else f"{seconds * 1000:.1f} ms"
 
 
 def picture(tallies: list[Tally]) -> str:
@@ -177,7 +168,7 @@ def picture(tallies: list[Tally]) -> str:
         lines = [
             Line(
                 way.name,
-                [(of[way.name].rate, f"{of[way.name].rate:,.0f}"), (of[way.name].p99, ms(of[way.name].p99))],
+                [(of[way.name].rate, f"{of[way.name].rate:,.0f}"), (of[way.name].p99, in_ms(of[way.name].p99))],
                 way.is_ours,
             )
             for way in WAYS
@@ -205,7 +196,7 @@ def main() -> int:
             for number, way in enumerate(WAYS):
                 tally = play(number, items, given.seconds, server)
                 tallies.append(tally)
-                table.add_row(way.name, f"{tally.rate:,.0f}", ms(tally.p99), str(tally.lost))
+                table.add_row(way.name, f"{tally.rate:,.0f}", in_ms(tally.p99), str(tally.lost))
             console.print(table)
     given.svg.write_text(picture(tallies))
     by = {(tally.way, tally.items): tally for tally in tallies}

@@ -33,7 +33,7 @@ from dogpile.cache import make_region
 from tests.servers import Server
 
 import holdfast
-from benchmarks.chart import Column, Group, Line, draw
+from benchmarks.chart import Column, Group, Line, draw, in_ms, of_time
 from benchmarks.report import Figure, conclude, console, new_table
 
 PROCESSES: Final = 4
@@ -223,23 +223,9 @@ COLUMNS: Final = [
         is_logarithmic=True,
         ticks=[(10.0**n, f"{10**n:,}") for n in range(5)],
     ),
-    Column(
-        "wait, 99th percentile",
-        "less is better, ms on a log scale",
-        is_logarithmic=True,
-        ticks=[(10.0**n / 1000, f"{10.0**n:,g}") for n in range(-1, 6)],
-    ),
-    Column(
-        "slowest read",
-        "less is better, ms on a log scale",
-        is_logarithmic=True,
-        ticks=[(10.0**n / 1000, f"{10.0**n:,g}") for n in range(-1, 6)],
-    ),
+    of_time("wait, 99th percentile"),
+    of_time("slowest read"),
 ]
-
-
-def ms(seconds: float) -> str:
-    return f"{seconds * 1000:,.0f} ms" if seconds >= 0.01 else f"{seconds * 1000:.1f} ms"
 
 
 def picture(scenes: list[Scene], tallies: list[Tally]) -> str:
@@ -251,8 +237,8 @@ def picture(scenes: list[Scene], tallies: list[Tally]) -> str:
                 way.title,
                 [
                     (tally.computed, f"{tally.computed:,}"),
-                    (tally.p99, ms(tally.p99)),
-                    (tally.slowest, ms(tally.slowest)),
+                    (tally.p99, in_ms(tally.p99)),
+                    (tally.slowest, in_ms(tally.slowest)),
                 ],
                 way.is_ours,
             )
@@ -290,7 +276,7 @@ def main() -> int:
                 tallies.append(tally)
                 numbers = (tally.reads, tally.computed)
                 waits = (tally.median, tally.p99, tally.slowest)
-                table.add_row(way.title, *[f"{number:,}" for number in numbers], *map(ms, waits))
+                table.add_row(way.title, *[f"{number:,}" for number in numbers], *map(in_ms, waits))
             console.print(table)
     given.svg.write_text(picture(scenes, tallies))
     by = {(tally.scene, tally.way): tally for tally in tallies}
