@@ -14,6 +14,7 @@ from hypothesis import settings
 import holdfast
 from holdfast.lua import SCRIPTS
 from tests.proxy import Proxy
+from tests.pulse import Pulse
 from tests.servers import Server
 from tests.support import FACES
 
@@ -29,6 +30,10 @@ for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler if number is signal.SIGINT else signal.SIG_DFL)
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Pulse(), "pulse")
+
+
 def pytest_collection_finish() -> None:
     """Thousands of tests are some hundred thousand objects, and the collector need not go through these each time: that
     takes longer than some leases last."""
@@ -38,9 +43,10 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(autouse=True, scope="module")
 def _tidy() -> Iterator[None]:
-    """Nor need it find what a search has left behind, in the middle of a lease."""
+    """Nor need it find what a search has left behind, in the middle of a lease, nor go through what stays for good."""
     yield
     gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

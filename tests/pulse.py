@@ -1,0 +1,84 @@
+"""Whether the machine stood still while a test ran.
+
+A lease of half a second is lost, rightly, when its process is not let run for half a second, and a test that expects it
+to be held then fails without any fault of the code. So a pulse is taken all the time: a thread that wants to wake up
+every few milliseconds writes down when it could not. A test that failed while the pulse stopped has shown nothing: it
+runs once more, and the summary names it. A test that failed while the pulse was steady has failed.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import threading
+import time
+import warnings
+
+import pytest
+from _pytest.runner import runtestprotocol
+
+__all__ = ["Pulse"]
+
+BEAT = 0.02
+LONG = 0.15  # a stop that counts: what the leases of these tests have to spare
+
+
+class Pulse:
+    """A plugin of pytest: beats in a thread of its own, and has what failed while it stopped run again."""
+
+    def __init__(self) -> None:
+        self._stops: list[tuple[float, float]] = []  # when it beat again, after how long
+        threading.Thread(target=self._beat, name="pulse", daemon=True).start()
+
+    def longest_stop_since(self, moment: float) -> float:
+        """In seconds; 0 when none counts."""
+        return max((length for at, length in self._stops if at >= moment), default=0.0)
+
+    def _beat(self) -> None:
+        last = time.monotonic()
+        while True:
+            time.sleep(BEAT)
+            now = time.monotonic()
+            if now - last - BEAT > LONG:
+                self._stops.append((now, now - last - BEAT))
+            last = now
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool:
+        hook = item.ihook
+        hook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+        begun = time.monotonic()
+        reports = runtestprotocol(item, nextitem=nextitem, log=False)
+        failed = [report for report in reports if report.failed]
+        if failed:
+            let_go_of_the_failure()
+            if stop := self.longest_stop_since(begun):
+                failed[0].outcome = "rerun"  # type: ignore[assignment]
+                failed[0].longrepr = f"the machine stood still for {stop:.2f} s: once more ({last_line(failed[0])})"
+                hook.pytest_runtest_logreport(report=failed[0])
+                reports = runtestprotocol(item, nextitem=nextitem, log=False)
+                let_go_of_the_failure()
+        for report in reports:
+            hook.pytest_runtest_logreport(report=report)
+        hook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+        return True
+
+    def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
+        return ("rerun", "R", "RERUN") if report.outcome == "rerun" else None  # type: ignore[comparison-overlap]
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        for report in terminalreporter.getreports("rerun"):
+            terminalreporter.write_line(f"RERUN {report.nodeid} - {report.longrepr}")
+
+
+def let_go_of_the_failure() -> None:
+    """A failed test leaves leases behind, in the frames of its error; the next one is not to be blamed for them."""
+    for name in ("last_type", "last_value", "last_traceback", "last_exc"):
+        vars(sys).pop(name, None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        gc.collect()
+
+
+def last_line(report: pytest.TestReport) -> str:
+    return (report.longreprtext.strip().splitlines() or [report.when])[-1]
