@@ -62,9 +62,9 @@ def terms_of(
     wait = None if wait is None or wait == math.inf else seconds("wait", wait)
     if on_lost is not None and not callable(on_lost) and on_lost not in words:
         choice = "a callable that takes the lease" + "".join(f", or {word!r}" for word in words)
-        raise InvalidConfig(f"on_lost={on_lost!r}", f"give {choice}")
+        raise InvalidConfig(f"on_lost={_shown(on_lost)}", f"give {choice}")
     if not isinstance(label, str) or len(label) > LONGEST_LABEL:
-        raise InvalidConfig(f"label={label!r:.60}", f"give a text of at most {LONGEST_LABEL} characters")
+        raise InvalidConfig(f"label={_shown(label)}", f"give a text of at most {LONGEST_LABEL} characters")
     return Terms(
         ttl=seconds("ttl", ttl, least=SHORTEST_TTL),
         wait=wait,
@@ -104,9 +104,9 @@ def patience(blocking: bool, timeout: float) -> float | None:
     if timeout == -1:
         return None if blocking else 0.0
     if not blocking:
-        raise InvalidConfig(f"acquire(blocking=False, timeout={timeout!r})", "give one of the two")
+        raise InvalidConfig(f"acquire(blocking=False, timeout={_shown(timeout)})", "give one of the two")
     if not timeout >= 0:
-        raise InvalidConfig(f"acquire(timeout={timeout!r})", "give at least 0 seconds, or -1 to wait for ever")
+        raise InvalidConfig(f"acquire(timeout={_shown(timeout)})", "give at least 0 seconds, or -1 to wait for ever")
     if timeout > threading.TIMEOUT_MAX:
-        raise OverflowError(f"timeout={timeout!r} is more than threading.TIMEOUT_MAX")
+        raise OverflowError(f"timeout={_shown(timeout)} is more than threading.TIMEOUT_MAX")
     return float(timeout)
