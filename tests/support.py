@@ -268,7 +268,8 @@ def say(*words):
     def _listen(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            self._said.put(line)
+            if line.endswith("\n"):  # else it was killed in the middle of saying so
+                self._said.put(line)
         self._said.put(None)
 
     @property
