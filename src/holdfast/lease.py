@@ -128,6 +128,8 @@ class Hold:
     passed = False  # we have it from another holder in this process
     passes = 0  # how often it may still be passed on within the process,
     stint_ends = 0.0  # and until when
+    shut_since = 0.0  # since when only this process has had it, and who polls found it taken (0: others had it, too),
+    shut_turns = 0  # and how often it has changed hands since
     heir: Hold | None = None  # to whom it was passed
     notify: Callable[[], object] | None = None  # how the holder wants to be told of its loss
     reason = ""
@@ -169,6 +171,7 @@ class Hold:
         terms = self.terms
         self.passes = terms.fences - 1
         self.stint_ends = asked_at + STINT
+        self.shut_since = self.shut_since or asked_at
         self._begin(fence, asked_at, asked_at + terms.trust)
         self.look_at = asked_at + LOOK_AFTER
 
@@ -190,6 +193,7 @@ class Hold:
             return False
         self.passes = self.terms.fences - 1
         self.stint_ends = now + STINT
+        self.shut_since = 0.0
         self._begin(word.fence, now, lasts)
         self.claimed = False
         self.look_at = min(now + CLAIM_AFTER, now + (lasts - now) / 3)
@@ -201,6 +205,8 @@ class Hold:
         self.passed = True
         self.passes = giver.passes - 1
         self.stint_ends = giver.stint_ends
+        self.shut_since = giver.shut_since
+        self.shut_turns = giver.shut_turns + 1
         self.claimed = claimed = giver.claimed
         look_at = giver.look_at
         if look_at == _NEVER:  # the keeper has looked, or is at it, and what it finds is for the giver

@@ -103,30 +103,50 @@ def test_plain_client_waits_for_a_lock_of_ours(face: Any, admin: redis.Redis) ->
     theirs.release()
 
 
-def test_plain_client_that_polls_beside_a_busy_queue_gets_its_turn(url: str, admin: redis.Redis) -> None:
-    """They are so many that the queue is never empty."""
-    code = """
-        import threading
-        client = holdfast.connect(url)
-        say("ready")
-        until = time.monotonic() + 30
+BUSY = """
+    import threading
+    client = holdfast.connect(url)
 
-        def work():
-            while time.monotonic() < until:
-                with client.lock("x", cohort=0):
-                    pass
+    def work():
+        while True:
+            with client.lock("x", cohort=int(sys.argv[2])):
+                pass
 
-        for _ in range(3):
-            threading.Thread(target=work, daemon=True).start()
-        time.sleep(60)
-    """
-    busy = [Script(code, url) for _ in range(3)]
+    for _ in range(4):
+        threading.Thread(target=work, daemon=True).start()
+    say("ready")
+    time.sleep(60)
+"""
+BUSY_ASYNCIO = """
+    import asyncio
+
+    async def work(client):
+        while True:
+            async with client.lock("x", cohort=int(sys.argv[2])):
+                await asyncio.sleep(0)
+
+    async def main():
+        async with holdfast.aio.connect(url) as client:
+            say("ready")
+            await asyncio.gather(*(work(client) for _ in range(4)))
+
+    asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("code", [BUSY, BUSY_ASYNCIO], ids=["threads", "tasks"])
+@pytest.mark.parametrize(("processes", "cohort"), [(3, 0), (2, 64), (1, 64)])
+def test_plain_client_that_polls_beside_a_busy_crowd_gets_its_turn(
+    url: str, admin: redis.Redis, code: str, processes: int, cohort: int
+) -> None:
+    """They are so many that there is always somebody who waits, on the server or in line within a process."""
+    busy = [Script(code, url, cohort) for _ in range(processes)]
     try:
         for process in busy:
             process.hear("ready")
-        eventually(lambda: len(queue_of(admin)) > 5, 10.0, "they contend")
+        eventually(lambda: admin.exists("x"))
         theirs = redis.lock.Lock(admin, "x", timeout=10, sleep=0.05)
-        assert theirs.acquire(blocking_timeout=20), "it polled for 20 s in vain"
+        assert theirs.acquire(blocking_timeout=25), "it polled for 25 s in vain"
         assert theirs.owned()
         theirs.release()
     finally:

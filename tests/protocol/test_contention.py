@@ -531,7 +531,7 @@ def test_a_lease_passed_on_while_the_keeper_claims_it_is_claimed_for_the_heir(he
     heir.outcome()
 
 
-@pytest.mark.parametrize("tasks", [(1, 1), ONE_EACH, TOGETHER, (2, 2, 2, 2)], ids=str)
+@pytest.mark.parametrize("tasks", [(1, 1), ONE_EACH, TOGETHER, (2, 2, 2, 2), (6,)], ids=str)
 def test_a_plain_client_that_polls_beside_a_busy_queue_gets_its_turn(tasks: tuple[int, ...]) -> None:
     crowd = Crowd(3, tasks, cycles=10**6, hold=0.001)
     dice = random.Random(1)

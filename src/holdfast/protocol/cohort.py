@@ -9,6 +9,9 @@ second in a row; then it goes back to the server, which lets other processes hav
 the key with its token, the rest of its ttl (renewed first if that is too little) and the next fence of those
 that the server has set aside. After Dice, Marathe and Shavit, "Lock Cohorting" (2012).
 
+A process that has the lock for itself would ask for it again as soon as it has given it back, and those who only poll
+would never find it free. So it waits now and then, as the server does where processes queue there (lua/grant.lua).
+
 A Lock object has a gate of its own on top: it has at most one lease, and a lost lease occupies it until release() has
 reported the loss, though its seat is free by then. With ``cohort=0`` the seat is the gate's own, shared with nobody.
 
@@ -33,6 +36,11 @@ if TYPE_CHECKING:
 __all__ = ["Cohorts", "Gate"]
 
 ENOUGH: Final = 0.8  # of its validity must be left for a hold to be passed on as it is
+# The moments of those who only poll: as in lua/grant.lua, where it says why.
+OPEN: Final = 0.1
+LEAST_OPEN: Final = 0.005
+SHUT: Final = 0.05
+TURNS: Final = 8
 
 _LEFT: Final = "left"
 _ARRIVED: Final[dict[None, object]] = {None: "arrived"}  # who had called it matters no more, and can be freed
@@ -98,6 +106,8 @@ class Cohorts:
             hold.gate[None] = hold
         elif hold.phase is not LOST:
             return False
+        if not hold.passed and isinstance(giver := _fate(hold).get(None), Hold) and giver.phase is ENDED:
+            hold.shut_since, hold.shut_turns = giver.shut_since, giver.shut_turns + 1
         hold.fate = _ARRIVED
         hold.seated = True
         return True
@@ -254,6 +264,15 @@ class Cohorts:
         self.seats.clear()
         self.lines.clear()
         self._vacating.clear()
+
+
+def moment_for_others(hold: Hold, now: float) -> float:
+    """How long to leave the lock free for those who only poll before we ask for it again, which is nothing mostly."""
+    since = hold.shut_since
+    if not since or hold.shut_turns < TURNS or now < since + SHUT + since % (2 * SHUT):
+        return 0.0
+    hold.shut_since, hold.shut_turns = 0.0, 0
+    return min(OPEN, max(LEAST_OPEN, (now - since) / 20))
 
 
 def may_inherit(heir: Hold, hold: Hold, now: float) -> bool:

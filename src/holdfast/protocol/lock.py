@@ -18,7 +18,7 @@ from holdfast.lease import ENDED, BaseLease, Hold, Terms
 from holdfast.names import Keys
 from holdfast.protocol import mutex
 from holdfast.protocol.bells import Switchboard
-from holdfast.protocol.cohort import Cohorts, Gate, may_inherit, wants_renewal
+from holdfast.protocol.cohort import Cohorts, Gate, may_inherit, moment_for_others, wants_renewal
 from holdfast.protocol.effects import (
     STOPPED,
     Command,
@@ -125,6 +125,8 @@ class BaseLock(Generic[L]):
                     if hold.passed and not hold.valid(now):
                         yield from self._withdraw(hold)  # it was passed on to us, and we slept beyond its end
                         continue
+                    if moment := moment_for_others(hold, now) if not hold.passed else 0.0:
+                        yield from wait(None, now + moment if until is None else min(now + moment, until))
                 if not hold.passed:
                     if not hold.token:  # else it was another's, who has given up waiting
                         hold.token = yield from new_token(self._terms.label)

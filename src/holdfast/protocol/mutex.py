@@ -269,6 +269,7 @@ def _ask(hold: Hold, step: Step, timeout: float, asked_at: float) -> Effects[Ref
     if reply[0] != 0:
         raise NotAcquired(hold.name, "this attempt was given up before its request arrived")
     hold.asked = asked_at, reply[2]
+    hold.shut_since = 0.0  # somebody else has it
     hold.queued = hold.queued or step.args[4] != ""
     hold.doubtful = doubtful
     key = reply[4].decode() if len(reply) > _LEAST_SAID else hold.keys.main  # of several names, that one
