@@ -192,7 +192,7 @@ _WAITING: Final[dict[str, Mistake]] = {
     "waiter_that_does_not_look_when_the_key_was_written": in_python(
         Switchboard, "touched", "if waiter is not None and waiter.bell is not None:", "if False:"
     ),
-    "release_that_does_not_grant_to_the_next": in_step("release", "read_time()\nfree_or_grant()\n", ""),
+    "release_that_does_not_grant_to_the_next": in_step("release", "read_time()\nfree_or_grant(head())\n", ""),
     "abandon_that_does_not_grant_to_the_next": in_step(
         "abandon", "if freed == 1 then\n  grant_next()\nelseif was_first then", "if was_first then"
     ),

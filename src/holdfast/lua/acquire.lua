@@ -41,11 +41,11 @@ if contended then
     return {-2, kind}
   end
   if redis.call('EXISTS', KEYS[1]) == 0 then
-    local first = head()
+    local first, entry = head()
     if free_until > now and free_until - now <= OPEN_US then
       free_in_ms = math.ceil((free_until - now) / 1000) -- first comes the moment of those who only poll
     elseif first and first ~= ARGV[1] then
-      grant_next()
+      grant(first, entry)
       last = redis.call('GET', KEYS[2])
     end
   end

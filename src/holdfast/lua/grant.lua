@@ -19,22 +19,19 @@ local function last_free()
   return tonumber(free_until or 0), tonumber(grants or 0), string.match(said, '^%a+$')
 end
 
+local ENTRY = '^%d+ (%d+) (%d+) (%d+) (.+)$' -- what a waiter wants, after when it was last seen
+
 -- Write a free lock over to the waiter who is next, for one grace, and ring its bell. One that would not hear it has
 -- ended, or has lost its listener and will be back: it is passed over, unless it is like that with all of them.
-local function grant_next()
-  if not head() then
-    return
-  end
-  local chosen
-  for _, token in ipairs(redis.call('ZRANGE', KEYS[3], 0, 15)) do
-    local entry = redis.call('HGET', KEYS[4], token) or ''
-    local grace_ms, retention_ms, fences, channel = string.match(entry, '^%d+ (%d+) (%d+) (%d+) (.+)$')
-    if channel and is_present(entry) then
-      local heard = is_heard(channel)
-      if heard or not chosen then
-        chosen = {token, grace_ms, retention_ms, fences, channel}
-      end
-      if heard then
+-- Who is next was looked up by the caller, who often has to know it anyway.
+local function grant(first, entry)
+  local chosen = {first, string.match(entry, ENTRY)}
+  if not is_heard(chosen[5]) then
+    for _, later in ipairs(redis.call('ZRANGE', KEYS[3], 1, 15)) do
+      local theirs = redis.call('HGET', KEYS[4], later) or ''
+      local other = {later, string.match(theirs, ENTRY)}
+      if other[5] and is_present(theirs) and is_heard(other[5]) then
+        chosen = other
         break
       end
     end
@@ -49,10 +46,16 @@ local function grant_next()
   ring(channel, token, fence, grace_ms)
 end
 
+local function grant_next()
+  local token, entry = head()
+  if token then
+    grant(token, entry)
+  end
+end
+
 -- What becomes of a lock that was given back: it is left free for a moment, and whoever is next is told to come and ask
 -- when that is over; or it is granted.
-local function free_or_grant()
-  local token, entry = head()
+local function free_or_grant(token, entry)
   if not token then
     return
   end
@@ -66,5 +69,5 @@ local function free_or_grant()
     return
   end
   redis.call('HSET', KEYS[4], '', string.format('%.0f %d', free_until, grants + 1))
-  grant_next()
+  grant(token, entry)
 end

@@ -18,8 +18,8 @@ local function pass_on(given_back)
   if wants == '0' and is_heard(channel) then
     ring(channel, token, 0, 0)
   elseif given_back then
-    free_or_grant()
+    free_or_grant(token, entry)
   else
-    grant_next()
+    grant(token, entry)
   end
 end

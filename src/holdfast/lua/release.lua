@@ -23,5 +23,5 @@ end
 -- include grant.lua
 
 read_time()
-free_or_grant()
+free_or_grant(head())
 return 1
