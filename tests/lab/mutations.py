@@ -85,8 +85,8 @@ _IS_THERE: Final = """if not owner then
   return 0
 end
 """
-_IF_FREE: Final = "if not contended and redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2]) then"
-_QUEUE_OR_TOMBSTONE: Final = "redis.call('EXISTS', KEYS[5], KEYS[3]) > 0"
+_IF_FREE: Final = "if redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2]) then"
+_QUEUE_OR_TOMBSTONE: Final = "redis.call('EXISTS', KEYS[5], KEYS[3])"
 _AT_LEAST_THE_TIME: Final = """  local fence = now_us
   local ahead_us = 0
   if last and tonumber(last) >= now then
@@ -122,9 +122,7 @@ _OWNERSHIP: Final[dict[str, Mistake]] = {
     ),
     "claim_believed_whatever_the_reply": in_python(keepalive, "_renew", "elif reply == 1:", "elif reply <= 1:"),
     "acquire_that_overwrites": in_step("acquire", _IF_FREE, _IF_FREE.replace(" 'NX',", "")),
-    "acquire_that_does_not_know_its_own_token": in_step(
-        "acquire", "if not granted and redis.call('GET', KEYS[1]) == ARGV[1] then", "if false then"
-    ),
+    "acquire_that_does_not_know_its_own_token": in_step("acquire", "(not owner or owner == ARGV[1])", "not owner"),
 }
 
 # For how long.
@@ -152,10 +150,10 @@ _TIME: Final[dict[str, Mistake]] = {
         ),
     ),
     "already_mine_without_a_fresh_ttl": in_step(
-        "acquire", "if redis.call('PTTL', KEYS[1]) < tonumber(ARGV[2]) then", "if false then"
+        "acquire", "elseif redis.call('PTTL', KEYS[1]) < tonumber(ARGV[2]) then", "elseif false then"
     ),
     "already_mine_that_makes_it_shorter": in_step(
-        "acquire", "if redis.call('PTTL', KEYS[1]) < tonumber(ARGV[2]) then", "if true then"
+        "acquire", "elseif redis.call('PTTL', KEYS[1]) < tonumber(ARGV[2]) then", "else"
     ),
     "renew_that_makes_it_shorter": in_step("renew", "left_ms >= 0 and left_ms < tonumber(ARGV[2])", "left_ms >= 0"),
     "validity_counted_from_the_reply": in_python(
@@ -196,9 +194,9 @@ _WAITING: Final[dict[str, Mistake]] = {
     "abandon_that_does_not_grant_to_the_next": in_step(
         "abandon", "if freed == 1 then\n  grant_next()\nelseif was_first then", "if was_first then"
     ),
-    "newcomer_that_barges_in": in_step("acquire", _QUEUE_OR_TOMBSTONE, "redis.call('EXISTS', KEYS[5]) > 0"),
+    "newcomer_that_barges_in": in_step("acquire", _QUEUE_OR_TOMBSTONE, "redis.call('EXISTS', KEYS[5])"),
     "waiter_that_loses_its_place_with_each_refresh": in_step(
-        "acquire", "if not redis.call('ZSCORE', KEYS[3], ARGV[1]) then", "if true then"
+        "acquire", "redis.call('ZADD', KEYS[3], 'NX', arrival,", "redis.call('ZADD', KEYS[3], arrival,"
     ),
 }
 
@@ -233,8 +231,8 @@ _UNKNOWN_OUTCOMES: Final[dict[str, Mistake]] = {
         mutex, "is_settled", "hold.fence or hold.queued or hold.doubtful", "hold.fence or hold.doubtful"
     ),
     "acquire_that_ignores_the_tombstone": (
-        *in_step("acquire", _QUEUE_OR_TOMBSTONE, "redis.call('EXISTS', KEYS[3]) > 0"),
-        *in_step("acquire", "if redis.call('EXISTS', KEYS[5]) == 1 then", "if false then"),
+        *in_step("acquire", _QUEUE_OR_TOMBSTONE, "redis.call('EXISTS', KEYS[3])"),
+        *in_step("acquire", "if found > (front and 1 or 0) then", "if false then"),
     ),
     "abandon_without_a_tombstone": in_python(mutex, "abandon_step", "if hold.doubtful else 0", "if False else 0"),
     "release_in_doubt_without_a_tombstone": in_python(mutex, "_free", "if hold.doubtful:", "if False:"),

@@ -22,62 +22,65 @@
 
 read_time()
 -- All that could fail comes before the first write, because what a script has written stays written.
-local last = redis.call('GET', KEYS[2])
-local contended = redis.call('EXISTS', KEYS[5], KEYS[3]) > 0
-if not contended and redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2]) then
-  return mint(last, ARGV[4], ARGV[3])
+local found = redis.call('EXISTS', KEYS[5], KEYS[3])
+if found == 0 then
+  local last = redis.call('GET', KEYS[2])
+  if redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2]) then
+    return mint(last, ARGV[4], ARGV[3])
+  end
 end
 
 -- include queue.lua
 -- include grant.lua
 
-local free_in_ms
-if contended then
-  if redis.call('EXISTS', KEYS[5]) == 1 then
+local owner = redis.call('GET', KEYS[1])
+local front, free_in_ms
+if found > 0 then
+  front = redis.call('ZRANGE', KEYS[3], 0, 0)[1]
+  if found > (front and 1 or 0) then -- more than a queue, so there is the tombstone
     return {-1, 0}
   end
-  local free_until, _, kind = last_free()
-  if kind then
-    return {-2, kind}
-  end
-  if redis.call('EXISTS', KEYS[1]) == 0 then
-    local first, entry = head()
-    if free_until > now and free_until - now <= OPEN_US then
-      free_in_ms = math.ceil((free_until - now) / 1000) -- first comes the moment of those who only poll
-    elseif first and first ~= ARGV[1] then
-      grant(first, entry)
-      last = redis.call('GET', KEYS[2])
+  if front == '' or not owner then -- another kind of lock has '' in front of its queue
+    local free_until, _, kind = last_free()
+    if kind then
+      return {-2, kind}
+    end
+    if not owner then
+      local first, entry = head(front)
+      front = first
+      if free_until > now and free_until - now <= OPEN_US then
+        free_in_ms = math.ceil((free_until - now) / 1000) -- first comes the moment of those who only poll
+      elseif first and first ~= ARGV[1] then
+        grant(first, entry)
+        owner = redis.call('GET', KEYS[1])
+        front = nil
+      end
     end
   end
 end
 
-if not free_in_ms then
-  local granted = redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2])
-  if not granted and redis.call('GET', KEYS[1]) == ARGV[1] then
-    granted = true
-    -- This may be the first of two requests, arriving late, after its holder has asked for more: never make it shorter.
-    if redis.call('PTTL', KEYS[1]) < tonumber(ARGV[2]) then
-      redis.call('PEXPIRE', KEYS[1], ARGV[2])
-    end
+if not free_in_ms and (not owner or owner == ARGV[1]) then
+  local last = redis.call('GET', KEYS[2])
+  if not owner then
+    redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
+  elseif redis.call('PTTL', KEYS[1]) < tonumber(ARGV[2]) then
+    -- Never make it shorter: this may be the first of two requests, arriving late, after its holder has asked for more.
+    redis.call('PEXPIRE', KEYS[1], ARGV[2])
   end
-  if granted then
-    strike_off(ARGV[1])
-    return mint(last, ARGV[4], ARGV[3])
-  end
+  strike_off(ARGV[1])
+  return mint(last, ARGV[4], ARGV[3])
 end
 
 local first = 0
 if ARGV[5] ~= '' then
-  if not redis.call('ZSCORE', KEYS[3], ARGV[1]) then
-    local tail = redis.call('ZRANGE', KEYS[3], -1, -1, 'WITHSCORES')[2]
-    local arrival = tail and tonumber(tail) >= now and tail + 1 or now
-    redis.call('ZADD', KEYS[3], string.format('%.0f', arrival), ARGV[1])
-  end
+  local tail = redis.call('ZRANGE', KEYS[3], -1, -1, 'WITHSCORES')[2]
+  local arrival = tail and tonumber(tail) >= now and string.format('%.0f', tail + 1) or now_us
+  redis.call('ZADD', KEYS[3], 'NX', arrival, ARGV[1]) -- who stands there already keeps its place
   local entry = now_us .. ' ' .. ARGV[6] .. ' ' .. ARGV[3] .. ' ' .. ARGV[4] .. ' ' .. ARGV[5]
   redis.call('HSET', KEYS[4], ARGV[1], entry)
   redis.call('PEXPIRE', KEYS[3], 5000)
   redis.call('PEXPIRE', KEYS[4], 5000)
-  first = head() == ARGV[1] and 1 or 0
+  first = head(front) == ARGV[1] and 1 or 0
 end
 -- Read last, whatever else was read or written: a client that has the lock watched is told of the next write to it.
 local left_ms = redis.call('PTTL', KEYS[1])

@@ -21,10 +21,11 @@ local function is_present(entry)
   return seen and math.abs(now - seen) <= PRESENCE_US
 end
 
--- Who is next and alive, and its entry; those in front of it who are not are struck off.
-local function head()
+-- Who is next and alive, and its entry; those in front of it who are not are struck off. ``token`` is who stands in front,
+-- if the caller has seen that already.
+local function head(token)
   while true do
-    local token = redis.call('ZRANGE', KEYS[3], 0, 0)[1]
+    token = token or redis.call('ZRANGE', KEYS[3], 0, 0)[1]
     if not token then
       return nil
     end
@@ -33,6 +34,7 @@ local function head()
       return token, entry
     end
     strike_off(token)
+    token = nil
   end
 end
 
