@@ -88,10 +88,9 @@ end
 _IF_FREE: Final = "if redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2]) then"
 _QUEUE_OR_TOMBSTONE: Final = "redis.call('EXISTS', KEYS[5], KEYS[3])"
 _AT_LEAST_THE_TIME: Final = """  local fence = now_us
-  local ahead_us = 0
   if last and tonumber(last) >= now then
     fence = string.format('%.0f', last + 1)
-    ahead_us = fence - now
+    retention_ms = string.format('%.0f', retention_ms + math.ceil((fence - now) / 1000))
   end
 """
 _VALID_FOR_ITS_GRACE: Final = "lasts = granted_at + grace - drift(grace + since)"
@@ -205,7 +204,7 @@ _FENCES: Final[dict[str, Mistake]] = {
     "fence_from_a_bare_counter": in_step(
         _INCLUDING,
         _AT_LEAST_THE_TIME,
-        "  local fence = string.format('%.0f', (last or 0) + 1)\n  local ahead_us = 0\n",
+        "  local fence = string.format('%.0f', (last or 0) + 1)\n",
     ),
     "fence_that_is_the_same_for_all": in_python(
         mutex, "_ask", "hold.grant(int(reply), asked_at)", "hold.grant(1, asked_at)"

@@ -16,12 +16,11 @@ end
 -- double is exact up to the year 2255.
 local function mint(last, fences, retention_ms)
   local fence = now_us
-  local ahead_us = 0
   if last and tonumber(last) >= now then
     fence = string.format('%.0f', last + 1)
-    ahead_us = fence - now
+    retention_ms = string.format('%.0f', retention_ms + math.ceil((fence - now) / 1000))
   end
   local upto = fences == '1' and fence or string.format('%.0f', fence + fences - 1)
-  redis.call('SET', KEYS[2], upto, 'PX', string.format('%.0f', retention_ms + math.ceil(ahead_us / 1000)))
+  redis.call('SET', KEYS[2], upto, 'PX', retention_ms)
   return fence
 end
