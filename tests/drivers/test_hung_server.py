@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
@@ -18,9 +18,9 @@ import redis
 import holdfast
 import holdfast.aio
 from holdfast.engines import redis as engine
-from tests.proxy import Proxy, dribble
+from tests.proxy import LOSE_REQUEST, Proxy, dribble
 from tests.servers import Server
-from tests.support import Script, async_eventually, asyncio_test, eventually, lock_keys, took
+from tests.support import Script, async_eventually, asyncio_test, eventually, later, lock_keys, took
 
 SOON = 2.5
 
@@ -59,6 +59,15 @@ def enter(lock: Any) -> None:
         pass
 
 
+def run(face: Any, ask: Callable[[Any], Any]) -> Any:
+    """Ask its client for something, on either face."""
+    return ask(face.client) if face.kind == "blocking" else face._call(_awaited(face.client, ask))
+
+
+async def _awaited(client: Any, ask: Callable[[Any], Any]) -> Any:
+    return await ask(client)
+
+
 @pytest.mark.parametrize(
     ("ask", "met"),
     [
@@ -78,6 +87,79 @@ def test_wait_ends_in_time(connect: Any, hang: Any, admin: redis.Redis, ask: Cal
         assert isinstance(caught.value, holdfast.AcquireTimeout)
     hang.heal()
     eventually(lambda: lock_keys(admin) == [], what="no key is left once the server talks again")
+
+
+@contextmanager
+def not_for_ever(trouble: Any) -> Iterator[None]:
+    """Should it wait without end, which it must not, the trouble is over after a while, and the test fails."""
+    way_out = threading.Timer(2 * SOON, trouble.heal)
+    way_out.start()
+    try:
+        yield
+    finally:
+        way_out.cancel()
+        way_out.join()
+
+
+@pytest.mark.filterwarnings("ignore::holdfast.UnsafeRecipeWarning")
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda client: client.lock("x").acquire(),
+        lambda client: client.lock("x", ttl=0.3).acquire(),
+        lambda client: client.lock("x", "y").acquire(),
+        lambda client: client.rlock("x").acquire(),
+        lambda client: client.semaphore("x", 2).acquire(),
+        lambda client: client.rwlock("x").read.acquire(),
+        lambda client: client.rwlock("x").write.acquire(),
+        lambda client: client.latch("x", 2).wait(),
+        lambda client: client.latch("x", 2).count(),
+        lambda client: client.election("x").leader(),
+        lambda client: client.get_or_compute("x", lambda: 1),
+        lambda client: client.recipe("getset", "x").acquire(),
+        lambda client: client.recipe("set_nx", "x").acquire(),
+        lambda client: client.recipe("watch", "x").acquire(),
+        lambda client: client.lock("x").locked(),
+    ],
+    ids=[
+        "lock",
+        "short ttl",
+        "several",
+        "rlock",
+        "semaphore",
+        "read",
+        "write",
+        "latch",
+        "count",
+        "leader",
+        "cache",
+        "getset",
+        "set_nx",
+        "watch",
+        "locked",
+    ],
+)
+def test_first_contact_is_given_up_after_the_timeout_of_the_client(
+    connect: Any, hang: Any, ask: Callable[[Any], Any]
+) -> None:
+    face = connect(hang.url, timeout=0.5)
+    hang()
+    with not_for_ever(hang), took(less_than=SOON), pytest.raises(holdfast.Unavailable) as caught:
+        run(face, ask)
+    assert "did not answer" in str(caught.value)
+
+
+def test_what_comes_after_the_first_contact_is_waited_for(connect: Any, hang: Any) -> None:
+    face = warmed(connect, hang.url, timeout=0.2)
+    hang()
+    with later(1.0, hang.heal), took(less_than=8.0, at_least=0.9):
+        face.lock("x").acquire().release()
+
+
+def test_server_that_hangs_up_on_everybody_from_the_first_is_given_up(connect: Any, proxy: Proxy) -> None:
+    proxy.on("acquire", LOSE_REQUEST, times=1_000_000)
+    with not_for_ever(proxy), took(less_than=SOON), pytest.raises(holdfast.Unavailable):
+        connect(proxy.url, timeout=0.5).lock("x").acquire()
 
 
 def test_lease_is_over_at_its_deadline_whatever_the_network_says(connect: Any, hang: Any) -> None:

@@ -175,7 +175,7 @@ class Engine:
         self._target = target
         self._resting: deque[Line] = deque()
         self._open: set[Line] = set()  # resting or not: a forked child must let go of all of them
-        self._known = False  # whether this server was ever reached
+        self._known = False  # whether this server has ever answered
         self._closed = False
 
     def call(self, op: Op, timeout: float) -> Any:
@@ -187,6 +187,7 @@ class Engine:
                 reply = line.ask(pack(op, with_source=True), deadline)
         except BaseException as error:
             raise self._broken(line, error, timeout) from error
+        self._known = True
         self._put_back(line, reply)
         if isinstance(reply, hiredis.ReplyError):
             raise refusal(reply, self.address)
@@ -209,6 +210,7 @@ class Engine:
                 raise self._broken(line, error, timeout) from error
         except StepFailed as failed:
             return [failed] * len(ops)
+        self._known = True
         self._put_back(line, *replies)
         return [refusal(reply, self.address) if isinstance(reply, hiredis.ReplyError) else reply for reply in replies]
 
@@ -226,6 +228,7 @@ class Engine:
             replies = line.ask_all([pack(command) for command in commands], timeout)
         except BaseException as error:
             raise self._broken(line, error, timeout) from error
+        self._known = True
         return [refusal(reply, self.address) if isinstance(reply, hiredis.ReplyError) else reply for reply in replies]
 
     def close_link(self, line: Line) -> None:
@@ -240,10 +243,10 @@ class Engine:
         """Something went wrong in the middle of an exchange: the line is of no more use. What to raise instead."""
         self._drop(line)
         if isinstance(error, Silence):
-            return silence(self.address, timeout, error.__cause__, sent=True)
+            return silence(self.address, timeout, error.__cause__, sent=True, met=self._known)
         if isinstance(error, OSError | hiredis.HiredisError) and not isinstance(error, TimeoutError):
             self.rest()  # what ended this connection (a restart, a failover) has most likely ended the others
-            return lost_connection(self.address, error)
+            return lost_connection(self.address, error, met=self._known)
         return error  # an interrupt: the reply is still to come, and nobody will fetch it
 
     def _take(self, timeout: float) -> Line:
@@ -261,7 +264,6 @@ class Engine:
             line = Line(self._target, timeout)
         except Exception as error:  # redis-py, a credential provider, a custom connect function: anything
             raise self._not_connected(error, timeout) from error
-        self._known = True
         self._open.add(line)
         return line
 

@@ -68,7 +68,7 @@ class Engine:
         self._deaf_after = (deaf_after or timeout) * 0.99  # silence for which a connection is given up
         self._speaks_resp3 = PUSH is not None  # until it is known not to
         self._hang_ups = 0  # how often in a row somebody hung up on us instead of refusing what we asked for
-        self._known = False
+        self.known = False  # whether this server has ever answered
         self._closed = False
         self._warned = False
         self._inherited: list[Wire] = []  # of a parent process; kept, because collecting one would close it
@@ -162,7 +162,7 @@ class Engine:
                 if deadline > now:
                     earliest = min(earliest, deadline)
                 else:
-                    reply.set_exception(silence(self.address, timeout, None, sent=sent))
+                    reply.set_exception(self._silence(timeout, sent=sent))
                     expired = True
         if earliest < _NEVER:
             self._set_alarm(earliest)
@@ -173,8 +173,11 @@ class Engine:
         """Its caller has waited for so long, and will not any more."""
         if not reply.done():
             sent = all(request[1] is not reply for request in self.backlog)
-            reply.set_exception(silence(self.address, timeout, None, sent=sent))
+            reply.set_exception(self._silence(timeout, sent=sent))
             self._give_up_if_deaf()
+
+    def _silence(self, timeout: float, *, sent: bool) -> StepFailed:
+        return silence(self.address, timeout, None, sent=sent, met=self.known)
 
     def _give_up_if_deaf(self) -> None:
         patience = min(self._deaf_after, self._timeout)
@@ -207,15 +210,17 @@ class Engine:
         if self._closed:  # while the last of it was under way, too late to be cancelled
             await wire.close()
             return client_closed(self.address)
-        self._wire, self._known = wire, True
+        self._wire = wire
         self.drain()
         if wire.lost and self.backlog:  # in the turn of the loop in which it was made, when it was nobody's yet
             self._connect()
         return None
 
     def _failed(self, error: Exception) -> StepFailed:
+        if isinstance(error, StepFailed):  # there was a connection
+            return error
         failed = connect_failure(error, self.address, self._timeout)
-        failed.retry = failed.retry and self._known
+        failed.retry = failed.retry and self.known
         return failed
 
     async def _open(self, push: Any) -> Wire:

@@ -73,7 +73,7 @@ class Links:
             raise
         if missing:
             self._drop(wire, replies)
-            raise silence(self._engine.address, timeout, None, sent=True)
+            raise silence(self._engine.address, timeout, None, sent=True, met=self._engine.known)
         outcomes = [reply.exception() or reply.result() for reply in replies]
         if wire.lost:
             self._forget(wire)

@@ -98,6 +98,7 @@ class Wire(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self.waiting_since = monotonic()
+        self._engine.known = True
         asked, push = self.asked, self._push
         try:
             self._reader.feed(data)
@@ -162,7 +163,8 @@ class Wire(asyncio.Protocol):
         asked, self.asked = self.asked, deque()
         for _, reply, _, _ in asked:
             if not reply.done():  # one each: tracebacks and notes are its own
-                reply.set_exception(lost_connection(self._engine.address, self._error or error))
+                engine = self._engine
+                reply.set_exception(lost_connection(engine.address, self._error or error, met=engine.known))
         self._engine.note_loss(self)
 
     def abort(self, error: Exception | None = None) -> None:

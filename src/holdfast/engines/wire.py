@@ -122,17 +122,17 @@ def refusal(reply: Exception, address: str) -> StepFailed:
     return _failed(Unavailable({address: what}, advice), reply, sent=not known, retry=code in _PASSING)
 
 
-def silence(address: str, timeout: float, cause: BaseException | None, *, sent: bool) -> StepFailed:
+def silence(address: str, timeout: float, cause: BaseException | None, *, sent: bool, met: bool = True) -> StepFailed:
     error = Unavailable(
         {address: f"it did not answer within {timeout:.3g} s"},
         "It may be hung or far away; see timeout= of connect",
     )
-    return _failed(error, cause, sent=sent, retry=True)
+    return _failed(error, cause, sent=sent, retry=True, met=met)
 
 
-def lost_connection(address: str, cause: BaseException | None) -> StepFailed:
+def lost_connection(address: str, cause: BaseException | None, *, met: bool = True) -> StepFailed:
     error = Unavailable({address: "the connection was lost"}, "Is the server still running?")
-    return _failed(error, cause, sent=True, retry=True, prompt=True)
+    return _failed(error, cause, sent=True, retry=True, prompt=True, met=met)
 
 
 def client_closed(address: str) -> StepFailed:
@@ -201,8 +201,14 @@ def complain_of_mute(address: str, channel: str) -> None:
 
 
 def _failed(
-    error: HoldfastError, cause: BaseException | None, *, sent: bool, retry: bool, prompt: bool = False
+    error: HoldfastError,
+    cause: BaseException | None,
+    *,
+    sent: bool,
+    retry: bool,
+    prompt: bool = False,
+    met: bool = True,
 ) -> StepFailed:
-    failed = StepFailed(error, sent=sent, retry=retry, prompt=prompt)
+    failed = StepFailed(error, sent=sent, retry=retry, prompt=prompt, met=met)
     failed.__cause__ = cause
     return failed

@@ -100,15 +100,19 @@ class StepFailed(Exception):
     """A step brought no reply.
 
     ``sent``: it may have taken effect all the same, or still will. ``retry``: another try may succeed. ``prompt``: the
-    connection broke, which took no time, and another may be had at once.
+    connection broke, which took no time, and another may be had at once. ``met``: this server has answered us before;
+    one that never has is not worth more than the client's timeout.
     """
 
-    def __init__(self, error: HoldfastError, *, sent: bool, retry: bool, prompt: bool = False) -> None:
+    def __init__(
+        self, error: HoldfastError, *, sent: bool, retry: bool, prompt: bool = False, met: bool = True
+    ) -> None:
         super().__init__(str(error))
         self.error = error
         self.sent = sent
         self.retry = retry
         self.prompt = prompt
+        self.met = met
 
 
 class Interrupted(BaseException):

@@ -171,6 +171,7 @@ class BaseLatch:
         board: Switchboard = self._driver.board
         hold = Hold(self._keys, self._terms, Gate())  # by which bells find us; it is never held
         hold.token = yield from new_token("")
+        began = yield from clock()
         attempt = 0
         deaf = False  # we could not listen just now
         try:
@@ -182,7 +183,7 @@ class BaseLatch:
                 try:
                     left = self._left((yield from call(self._look_step(hold.token, channel), timeout)))
                 except StepFailed as failed:
-                    if not failed.retry:
+                    if not failed.retry or mutex.is_hopeless(failed, self._terms, began, (yield from clock())):
                         raise named(failed.error, f"latch {self.name!r}") from failed.__cause__
                     if attempt or not failed.prompt:
                         yield from self._sleep(vigil, hold, until, mutex.backoff(hold.token, attempt))

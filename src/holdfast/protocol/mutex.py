@@ -36,7 +36,7 @@ from holdfast.errors import (
     Unavailable,
     Unsupported,
 )
-from holdfast.lease import ENDED, HELD, TRYING, Hold, drift
+from holdfast.lease import ENDED, HELD, TRYING, Hold, Terms, drift
 from holdfast.protocol.effects import (
     STOPPED,
     Effects,
@@ -53,7 +53,18 @@ from holdfast.protocol.effects import (
 if TYPE_CHECKING:
     from holdfast.protocol.bells import Switchboard
 
-__all__ = ["Kind", "abandon_step", "acquire", "extend", "insist", "is_settled", "release", "renew_step", "settle"]
+__all__ = [
+    "Kind",
+    "abandon_step",
+    "acquire",
+    "extend",
+    "insist",
+    "is_hopeless",
+    "is_settled",
+    "release",
+    "renew_step",
+    "settle",
+]
 
 GRACE: Final = 0.25  # how long a caller who is leaving stays to see the clean-up confirmed; then the keeper takes over
 SHORTEST_CALL: Final = 0.1  # even the last try before a deadline gets time for a round trip
@@ -183,6 +194,8 @@ def acquire(hold: Hold, until: float | None, board: Switchboard) -> Effects[bool
                 if failure is None:
                     return False
                 raise _silent(hold, now - started, failure.error) from failure.__cause__
+            elif failure is not None and is_hopeless(failure, hold.terms, started, now):
+                raise failure.error from failure.__cause__
             elif refusal is not None and not channel:
                 deaf = not (yield from _arm(hold, board, until, now))
                 now = yield from clock()  # and ask again: it may have been freed before we could hear that
@@ -288,6 +301,15 @@ def backoff(token: str, attempt: int) -> float:
     longest = min(_FIRST_PAUSE * 2.0 ** min(attempt, 10), _LONGEST_PAUSE)
     dice = ord(token[-1 - attempt % min(len(token), 16)]) % 16 if token else 0
     return longest * (0.5 + dice / 32)
+
+
+def is_hopeless(failed: StepFailed, terms: Terms, started: float, now: float) -> bool:
+    """Whether it has been tried for long enough with a server that nobody here has ever heard.
+
+    A wait without end is meant for a server that will come back. One that takes a connection and says nothing from the
+    very first (a wrong port, a proxy with nothing behind it) is for the caller to know of.
+    """
+    return not failed.met and now >= started + terms.timeout * 0.99
 
 
 def _named(hold: Hold, error: HoldfastError) -> HoldfastError:

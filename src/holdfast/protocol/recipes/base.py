@@ -115,8 +115,10 @@ class BaseRecipe(BaseLock[L]):
         try:
             return (yield from self._scheme.attempt(turn, timeout))
         except StepFailed as failed:
-            # What no further try can change (no permission, a closed client) is not tried for ever by any recipe.
+            # What no further try can change (no permission, a closed client) is not tried for ever by any recipe; nor
+            # is a server that has let the very first end in silence.
             hopeless = not (failed.retry or failed.sent or isinstance(failed.error, Unsupported))
+            hopeless = hopeless or not (failed.met or failed.prompt)
             if hopeless or not self._scheme.forgiving:
                 raise _named(turn, failed.error) from failed.__cause__
             log.error("lock %r: a try failed: %s", self.name, failed.error)
