@@ -5,6 +5,7 @@ The worlds here have no chance in them but for the seed, so a failure repeats.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -418,3 +419,25 @@ def test_a_release_has_time_for_a_round_trip_however_short_the_ttl() -> None:
     process = play.start(one, play.cycle(one, ttl=0.08, hold=0.001))
     play.run(2)
     process.outcome()
+
+
+@pytest.mark.filterwarnings("ignore::holdfast.UnsafeRecipeWarning")
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda client: client.lock("a"),
+        lambda client: client.lock("a", "b"),
+        lambda client: client.semaphore("a", 2),
+        lambda client: client.rwlock("a").read,
+        lambda client: client.recipe("set_nx", "a"),
+    ],
+    ids=["lock", "several", "semaphore", "read", "recipe"],
+)
+def test_a_question_is_not_asked_again_after_silence(make: Callable[[Any], Any]) -> None:
+    play = Play()
+    client = play.client("a")
+    play.world.hang()
+    asked = play.start(client, make(client).locked())
+    with pytest.raises(holdfast.Unavailable):
+        play.world.run(asked, seconds=30.0)
+    assert play.world.now_us == pytest.approx(5e6, rel=0.01)  # which is the client's timeout

@@ -178,7 +178,7 @@ class BaseLock(Generic[L]):
         try:
             found = yield from call(asked, timeout)
         except StepFailed as failed:
-            if not (failed.retry and failed.sent):
+            if not failed.prompt:
                 raise failed.error from failed.__cause__
             # The connection had died while idle; asking changes nothing, so it may be asked again.
             try:

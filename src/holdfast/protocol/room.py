@@ -199,7 +199,7 @@ class BaseRoom(BaseLock[L]):
         try:
             inside, alone = yield from call(step, self._terms.timeout)
         except StepFailed as failed:
-            if not (failed.retry and failed.sent):
+            if not failed.prompt:
                 raise failed.error from failed.__cause__
             # The connection had died while idle; asking changes nothing, so it may be asked again.
             try:

@@ -138,7 +138,7 @@ class BaseRecipe(BaseLock[L]):
                 return (yield from self._scheme.locked(self.key, self._terms.timeout))
             except StepFailed as failed:
                 # A connection may have died while idle; asking changes nothing, so it may be asked again.
-                if attempt or not (failed.retry and failed.sent):
+                if attempt or not failed.prompt:
                     raise failed.error from failed.__cause__
         raise AssertionError("unreachable")
 
