@@ -154,6 +154,23 @@ def test_plain_client_that_polls_beside_a_busy_crowd_gets_its_turn(
             process.__exit__(None, None, None)
 
 
+@pytest.mark.parametrize(("processes", "cohort"), [(3, 0), (1, 64)])
+def test_a_try_that_does_not_wait_gets_in_beside_a_busy_crowd_as_any_poll_does(
+    url: str, client: holdfast.Client, admin: redis.Redis, processes: int, cohort: int
+) -> None:
+    busy = [Script(BUSY, url, cohort) for _ in range(processes)]
+    try:
+        for process in busy:
+            process.hear("ready")
+        eventually(lambda: admin.exists("x"))
+        lease = eventually(lambda: client.lock("x").acquire(blocking=False), 25.0, "it tried for 25 s in vain")
+        assert lease.held
+        lease.release()
+    finally:
+        for process in busy:
+            process.__exit__(None, None, None)
+
+
 # Theft.
 
 THEFTS = {

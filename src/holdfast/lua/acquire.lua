@@ -49,7 +49,9 @@ if found > 0 then
       local first, entry = head(front)
       front = first
       if free_until > now and free_until - now <= OPEN_US then
-        free_in_ms = math.ceil((free_until - now) / 1000) -- first comes the moment of those who only poll
+        if ARGV[5] ~= '' then -- first comes the moment of those who only poll; and who does not queue is one of them
+          free_in_ms = math.ceil((free_until - now) / 1000)
+        end
       elseif first and first ~= ARGV[1] then
         grant(first, entry)
         owner = redis.call('GET', KEYS[1])

@@ -9,7 +9,7 @@
 -- Time is the server's, read once a step. A waiter shows that it lives by asking again every half second. One that
 -- has missed two of these is struck off.
 
-local PRESENCE_US = 1100000
+local PRESENCE_US = 1000000
 
 local function strike_off(token)
   redis.call('ZREM', KEYS[3], token)
