@@ -42,6 +42,7 @@ _MEANING: Final[dict[str, dict[Any, str]]] = {
     "abandon": {None: "cleans up after itself"},
     "room_release": {1: "gives its place back", None: "finds that it has no place any more"},
     "room_renew": {1: "renews its lease", None: "finds that its lease is gone"},
+    "room_find": {(1,): "finds its place there", None: "finds that its lease is gone"},
     "room_abandon": {None: "cleans up after itself"},
     "multi_release": {None: "gives its names back"},
     "multi_renew": {1: "renews its lease", None: "finds that its lease is gone"},

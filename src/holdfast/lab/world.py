@@ -72,7 +72,7 @@ def watched_keys(step: Step, reply: Any) -> list[bytes]:
     A server tells of all that the step has read; but nobody minds side keys, nor, of several locks, others than the one
     that has refused.
     """
-    if isinstance(reply, list | tuple) and len(reply) > _LEAST_SAID:
+    if isinstance(reply, list | tuple) and len(reply) > _LEAST_SAID and isinstance(reply[_LEAST_SAID], bytes):
         return [reply[_LEAST_SAID]]
     return [key.encode() for key in step.keys if key == step.keys[0] or ":hf1:" not in key]
 

@@ -88,7 +88,7 @@ class Switchboard:
 
     def is_needed(self) -> bool:
         """Whether anybody would miss the listener."""
-        return bool(self.waiting or self._book.watched)
+        return bool(self.waiting or self._book.is_watching())
 
     def forget(self) -> None:
         """In a forked child, or a new event loop: whoever waited is not here."""

@@ -6,7 +6,8 @@ sent and no reply to one is heeded. A hold whose deadline passes is told so.
 
 The first renewal comes a tenth of a second after the grant, or sooner to claim in full what a bell granted for a grace
 only. From then on the server tells us if anybody else writes the key; such a push is a hint, and answered by the
-same renewal, which finds out. So short holds pay nothing, and the loss of others is known in milliseconds.
+same renewal, which finds out. So short holds pay nothing, and the loss of others is known in milliseconds. Rooms, whose
+keys are written by every visitor, are looked after in another way: see lookout.py.
 
 What is due together is sent together: a round renews all that is due now or soon, so that the rounds of ten thousand
 leases are a few a second, not thousands. A round that fails is tried again until the deadline of each hold; one
@@ -26,6 +27,7 @@ from typing import Final, NamedTuple
 from holdfast.lease import HELD, LOST, Hold, drift
 from holdfast.protocol import mutex
 from holdfast.protocol.effects import Bell, Effects, Step, StepFailed, call_each, clock, tell, wait
+from holdfast.protocol.lookout import Look, Lookout, Lookouts, SharedHold, look_steps, plan_looks
 
 __all__ = ["CLOSED", "Book", "Round", "keep", "plan"]
 
@@ -49,6 +51,7 @@ class Book:
         self.bell = bell
         self.holds: dict[Hold, Hold] = {}
         self.watched: dict[str, Hold] = {}  # by key: the server tells us when anybody else writes it
+        self.lookouts = Lookouts(bell)  # and of which rooms it does
         self.chores: deque[Chore] = deque()
         self.wakes_at = float("inf")  # when the keeper will look next; infinite while it is not asleep
         self.wanted_at = 0.0  # when it was last asked to; kept although that hold may be over, lest each one wakes it
@@ -59,6 +62,10 @@ class Book:
         if self.closed:
             hold.lose(CLOSED)
         when = due_at(hold)
+        if isinstance(hold, SharedHold):
+            hold.lookouts = self.lookouts
+            self.lookouts.move(hold)
+            when = min(when, hold.old_at)
         if when < self.wakes_at:
             self.wanted_at = when
             self.bell.ring()
@@ -67,6 +74,8 @@ class Book:
         """Take it out; True for exactly one caller, who may then end it."""
         if self.watched:
             self.unwatch(hold)
+        if self.lookouts.rooms and isinstance(hold, SharedHold):
+            self.lookouts.move(hold)
         return self.holds.pop(hold, None) is not None
 
     def unwatch(self, hold: Hold) -> None:
@@ -80,10 +89,15 @@ class Book:
         if hold is not None:
             hold.look_at = 0.0
             self.bell.ring()
+        self.lookouts.stir(key)
 
     def look_at_all(self) -> None:
         for key in list(self.watched):
             self.look_at(key)
+        self.lookouts.stir_all()
+
+    def is_watching(self) -> bool:
+        return bool(self.watched or self.lookouts.rooms)
 
     def entrust(self, hold: Hold, now: float) -> None:
         # As long as the key can be there (it may have been extended), or a late request could bring it back.
@@ -103,6 +117,7 @@ class Book:
             hold.reason = reason
         self.holds.clear()
         self.watched.clear()
+        self.lookouts.rooms.clear()
         self.chores.clear()
 
 
@@ -179,12 +194,17 @@ def keep(book: Book) -> Effects[None]:
         chores = _take_chores(book, now)
         if not closing and todo.due:
             yield from _renew(book, todo, now)
+        looks, look_at = plan_looks(list(book.holds.values()), book.lookouts, now)
+        if not closing and looks:
+            yield from _look(book, looks, todo.first_deadline)
         if chores:
             yield from _do_chores(book, chores)
         if closing:
             return
-        if not todo.due:
-            wakes_at = min(todo.wakes_at, now + CHORE_PAUSE) if book.chores else todo.wakes_at
+        if not todo.due and not looks:
+            wakes_at = min(todo.wakes_at, look_at)
+            if book.chores:
+                wakes_at = min(wakes_at, now + CHORE_PAUSE)
             book.wakes_at = min(wakes_at, book.wanted_at) if book.wanted_at > now else wakes_at
             if not book.closed:
                 yield from wait(book.bell, book.wakes_at)
@@ -222,6 +242,27 @@ def _renew(book: Book, todo: Round, now: float) -> Effects[None]:
                 hold.claimed = True
             elif hold.lose(mutex.GONE if reply == 0 else mutex.TAKEN):
                 yield from tell(hold)
+
+
+def _look(book: Book, looks: list[Look], first_deadline: float) -> Effects[None]:
+    """See who of ours is still in those rooms, and have them watched from now on."""
+    for start in range(0, len(looks), BATCH):
+        batch = looks[start : start + BATCH]
+        now = yield from clock()
+        for look in batch:
+            book.lookouts.rooms.setdefault(look.key, Lookout()).begin(now)
+        asked = [part for look in batch for part in look_steps(look)]
+        # A look is no renewal, and must leave time for that.
+        timeout = min(LONGEST_CALL, max(mutex.SHORTEST_CALL, (first_deadline - now) / 3))
+        replies = yield from call_each([step for step, _ in asked], timeout)
+        for (step, holds), reply in zip(asked, replies, strict=True):
+            if isinstance(reply, StepFailed):
+                book.look_at(step.keys[0])
+                continue
+            for hold, found in zip(holds, reply, strict=True):
+                # Who has left meanwhile has given its place back, or is about to.
+                if not found and hold in book.holds and hold.lose(mutex.GONE):
+                    yield from tell(hold)
 
 
 def _take_chores(book: Book, now: float) -> list[Chore]:

@@ -15,8 +15,8 @@ An object of a room may have many leases, of many threads or tasks, each with a 
 writer's object has one gate, like any lock. Cohorts do not apply: a permit that goes round within a process would keep
 others waiting who were first.
 
-Why no tracking of the keys? They are written with every coming and going, and each write would wake everybody inside.
-So a place that somebody deletes by hand is missed at the next renewal.
+Whose place is taken away by somebody else learns that from its keeper, which has the room watched: see lookout.py.
+Those who wait do not: they ask every half second, and so find out that a room was emptied by hand.
 """
 
 from __future__ import annotations
@@ -26,19 +26,18 @@ from dataclasses import replace
 from typing import Any, Final, TypeVar
 
 from holdfast.errors import NotHeld
-from holdfast.lease import ENDED, HELD, BaseLease, Hold, Terms, Word
+from holdfast.lease import ENDED, HELD, BaseLease, Terms, Word
 from holdfast.names import Keys
 from holdfast.protocol.cohort import Gate
 from holdfast.protocol.effects import STOPPED, Effects, Step, StepFailed, call, caller
 from holdfast.protocol.handover import adopt, read_ticket
 from holdfast.protocol.lock import BaseLock, release_lease
+from holdfast.protocol.lookout import SharedHold
 
 __all__ = ["ALL", "ANY", "BaseRoom", "RoomHold", "room_keys"]
 
 ALL: Final = "all"  # of the places: nobody else is inside
 ANY: Final = "any"  # place will do, and there are very many; else "n5": one of five that have numbers
-
-_NEVER: Final = float("inf")
 
 L = TypeVar("L", bound=BaseLease)
 
@@ -52,7 +51,7 @@ def room_keys(keys: Keys) -> tuple[str, ...]:
 class _Room:
     """The steps of a room."""
 
-    watches = False
+    watches = False  # by these steps, that is
 
     def acquire_step(self, hold: RoomHold, channel: str, watch: bool) -> Step:
         keys, token = hold.keys, hold.token
@@ -85,7 +84,7 @@ class _Room:
 _ROOM: Final = _Room()
 
 
-class RoomHold(Hold):
+class RoomHold(SharedHold):
     """One acquisition of a place, or of all."""
 
     kind = _ROOM
@@ -99,10 +98,6 @@ class RoomHold(Hold):
         self.wanted = wanted
         self.owner: Hashable = None  # the thread or task that has acquired it
         self.among: object = None  # what else that one reads; kept alive from here
-
-    def grant(self, fence: int, asked_at: float) -> None:
-        super().grant(fence, asked_at)
-        self.look_at = _NEVER  # there is nothing to be watched
 
     def rung(self, word: Word, now: float) -> bool:
         if not super().rung(word, now):
