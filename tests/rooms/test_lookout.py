@@ -163,15 +163,15 @@ def test_in_a_busy_room_looks_are_rationed_and_the_loss_is_told(mode: str, own: 
     assert not visiting.done
 
 
-def test_visits_of_the_same_client_leave_the_room_watched() -> None:
-    """After the last of them it is told at once again."""
+@pytest.mark.parametrize(("stays", "stolen_after"), [(0.01, 3.0), (9.0, 3.0), (2.0, 5.0)], ids=["short", "in", "out"])
+def test_visits_of_the_same_client_leave_the_room_watched(stays: float, stolen_after: float) -> None:
+    """Its own comings and goings are not pushed to it. After a short visit, one that is not over, and a longer one."""
     play = RoomPlay(seed=1)
     client = play.client("one")
     holder = Holder(play, client, "read")
     play.run(1.0)
-    visit = play.start(client, play.visit(client, "read", hold=0.01, ttl=TTL))
-    play.run(3.0)
-    visit.outcome()
+    play.start(client, play.visit(client, "read", hold=stays, ttl=TTL, on_lost="ignore"))
+    play.run(stolen_after)
     foreign(play, "DEL", ROOM)
     play.run(0.01)
     assert holder.lost_at

@@ -110,7 +110,7 @@ def plan_looks(holds: Iterable[Hold], lookouts: Lookouts, now: float) -> tuple[l
     """At which rooms to look now, and when to think of it again. Rooms in which we have nobody are forgotten."""
     inside: dict[str, list[SharedHold]] = {}
     for hold in holds:
-        if isinstance(hold, SharedHold) and hold.claimed and hold.phase is HELD:
+        if isinstance(hold, SharedHold) and hold.phase is HELD:
             inside.setdefault(hold.room[0], []).append(hold)
     looks: list[Look] = []
     wakes_at = _NEVER
