@@ -410,7 +410,7 @@ class Client(BaseClient):
         """A lock of that name; or of several, all or none, which cannot deadlock in whatever order they are named.
 
         ttl: seconds after which the lock is free again if its holder falls silent; renewed while it does not.
-        wait: seconds that ``with`` waits before AcquireTimeout (None: for ever, 0: not at all).
+        wait: seconds that ``with`` waits before AcquireTimeout (None: for ever, 0: only for an answer).
         renew: whether the lease is renewed in the background.
         max_hold: seconds after which it is no longer renewed, and its holder is told.
         on_lost: what happens when it is lost: a callable (or coroutine function) is given the lease; "cancel", the

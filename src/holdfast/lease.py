@@ -116,6 +116,7 @@ class Hold:
     told = False  # it was called to the seat, and rung
     lined = False  # it is in that line
     doubtful = False  # a step of it had an unknown outcome, and may still be on its way
+    unheard = False  # it was given up because the server is silent
     # While it is held.
     fence = 0
     slot = -1  # which place of a room it has

@@ -247,6 +247,19 @@ def test_close_takes_not_much_longer(connect: Any, hang: Any) -> None:
         lease.release()
 
 
+def test_what_is_carried_out_after_its_client_was_closed_lasts_for_the_ttl_at_most(
+    connect: Any, hang: Any, admin: redis.Redis
+) -> None:
+    face = warmed(connect, hang.url, timeout=0.5)
+    hang()
+    with pytest.raises(holdfast.Unavailable):
+        face.lock("x", ttl=1.0).acquire(timeout=0.3)
+    run(face, lambda client: client.close() if connect.kind == "blocking" else client.aclose())
+    hang.heal()
+    admin.ping()  # it has read by now what was sent before
+    eventually(lambda: lock_keys(admin) == [], 8.0, "its ttl is over")
+
+
 def test_reply_that_dribbles_in_does_not_stretch_the_wait(connect: Any, proxy: Proxy, admin: redis.Redis) -> None:
     face = warmed(connect, proxy.url)
     proxy.on("acquire", dribble(0.2), times=10)

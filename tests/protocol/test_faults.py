@@ -441,3 +441,29 @@ def test_a_question_is_not_asked_again_after_silence(make: Callable[[Any], Any])
     with pytest.raises(holdfast.Unavailable):
         play.world.run(asked, seconds=30.0)
     assert play.world.now_us == pytest.approx(5e6, rel=0.01)  # which is the client's timeout
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda client: client.lock("a").acquire(timeout=0.5),
+        lambda client: client.lock("a", "b").acquire(timeout=0.5),
+        lambda client: client.semaphore("a", 2).acquire(timeout=0.5),
+        lambda client: client.rwlock("a").write.acquire(timeout=0.5),
+        lambda client: client.get_or_compute("a", lambda: 1, wait=0.5),
+    ],
+    ids=["lock", "several", "semaphore", "write", "cache"],
+)
+def test_a_wait_that_ends_in_silence_ends_in_time_and_the_keeper_cleans_up(ask: Callable[[Any], Any]) -> None:
+    play = Play()
+    client = play.client("a")
+    play.world.hang()
+    asked = play.start(client, ask(client))
+    with pytest.raises(holdfast.Unavailable):
+        play.world.run(asked, seconds=30.0)
+    assert play.world.now_us == pytest.approx(500_000, rel=0.01)
+    play.world.resume()
+    play.run(3)
+    assert play.world.keys() == []
+    left = [key for key in play.world.store.values if b":gone:" not in key and b":fence" not in key]
+    assert left == []

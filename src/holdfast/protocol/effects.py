@@ -114,6 +114,11 @@ class StepFailed(Exception):
         self.prompt = prompt
         self.met = met
 
+    @property
+    def silent(self) -> bool:
+        """Whether it was asked, and nothing came for as long as that was waited for."""
+        return self.sent and self.retry and not self.prompt
+
 
 class Interrupted(BaseException):
     """The caller was cancelled. A BaseException, so that no ``except Exception`` swallows it."""

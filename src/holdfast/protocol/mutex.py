@@ -190,12 +190,10 @@ def acquire(hold: Hold, until: float | None, board: Switchboard) -> Effects[bool
                 hold.phase, hold.doubtful = TRYING, True
             if failure is not None and failure.prompt and attempt == 0:
                 pass  # only the connection was lost, most likely while it lay idle: try another, even if it is the last
+            elif failure is not None and (error := _given_up(hold, failure, started, until, now)) is not None:
+                raise error from failure.__cause__
             elif until is not None and now >= until:
-                if failure is None:
-                    return False
-                raise _silent(hold, now - started, failure.error) from failure.__cause__
-            elif failure is not None and is_hopeless(failure, hold.terms, started, now):
-                raise failure.error from failure.__cause__
+                return False
             elif refusal is not None and not channel:
                 deaf = not (yield from _arm(hold, board, until, now))
                 now = yield from clock()  # and ask again: it may have been freed before we could hear that
@@ -209,7 +207,7 @@ def acquire(hold: Hold, until: float | None, board: Switchboard) -> Effects[bool
             asked_at = now
             attempt += 1
     finally:
-        failure = None  # an error keeps alive the frames that it went through, and this one is among them
+        failure = error = None  # which keep alive the frames that they went through, and this one is among them
         if board.waiting or board.watching:
             board.dismiss(hold)
 
@@ -317,15 +315,24 @@ def _named(hold: Hold, error: HoldfastError) -> HoldfastError:
     return Unsupported(f"lock {hold.name!r}: {error.what}", error.advice) if isinstance(error, Unsupported) else error
 
 
-def _silent(hold: Hold, waited: float, error: HoldfastError) -> HoldfastError:
-    if isinstance(error, Unavailable):
-        return ServerSilent(hold.name, waited, error.causes, error.advice)
+def _given_up(hold: Hold, failed: StepFailed, started: float, until: float | None, now: float) -> HoldfastError | None:
+    """What to raise after a failed try, if there is to be no other."""
+    over = until is not None and now >= until
+    if not over and not is_hopeless(failed, hold.terms, started, now):
+        return None
+    hold.unheard = failed.silent
+    error = failed.error
+    if over and isinstance(error, Unavailable):
+        return ServerSilent(hold.name, now - started, error.causes, error.advice)
     return error
 
 
 def settle(hold: Hold) -> Effects[None]:
     """See to it that nothing of this hold stays on the server: now if that is quick, else let the keeper do it."""
     hold.phase = ENDED
+    if hold.unheard:  # it would be for the next request as well, and the caller's patience is over
+        yield from entrust(hold)
+        return
     try:
         _, buried = yield from call(abandon_step(hold), GRACE, shielded=True)
     except StepFailed:

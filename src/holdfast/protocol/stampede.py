@@ -221,6 +221,7 @@ def _send(search: Search) -> Effects[Any]:
         if not failed.retry or now >= search.failing_since + hold.terms.timeout:
             search.outage = failed.error
         if search.outage is not None or now >= search.until:
+            hold.unheard = failed.silent
             raise failed.error from failed.__cause__
         yield from wait(None, min(now + mutex.backoff(hold.token, search.attempt), search.until))
         return None
