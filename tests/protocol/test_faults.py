@@ -467,3 +467,28 @@ def test_a_wait_that_ends_in_silence_ends_in_time_and_the_keeper_cleans_up(ask: 
     assert play.world.keys() == []
     left = [key for key in play.world.store.values if b":gone:" not in key and b":fence" not in key]
     assert left == []
+
+
+@pytest.mark.parametrize(
+    ("ttl", "took", "said"),
+    [(1.0, 1.0, "has ended by itself"), (0.05, 0.1, "has ended by itself"), (TTL, 5.0, "ends by itself in about 2")],
+    ids=["until the lease ends", "one call at least", "the client's timeout"],
+)
+def test_a_release_in_silence_is_given_up_when_the_lease_has_ended(ttl: float, took: float, said: str) -> None:
+    play = Play()
+    one = play.client("one")
+
+    async def hold() -> None:
+        lease = await one.lock("a", ttl=ttl, renew=False).acquire()
+        assert lease is not None
+        play.world.hang()
+        await lease.release()
+
+    process = play.start(one, hold())
+    with pytest.raises(holdfast.OutcomeUnknown) as caught:
+        play.world.run(process, seconds=60.0)
+    assert said in str(caught.value)
+    assert play.world.now_us / 1e6 == pytest.approx(took, rel=0.15)
+    play.world.resume()
+    play.run(3)
+    assert play.world.keys() == []

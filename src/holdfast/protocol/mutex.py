@@ -375,7 +375,8 @@ def release(hold: Hold, now: float) -> Effects[None]:
 
 def _free(hold: Hold, now: float) -> Effects[tuple[int, bool]]:
     """What became of the key (1 freed, 0 gone, -1 another's), and whether that is for certain the first word on it."""
-    until = now + hold.terms.timeout
+    # Once it has ended by itself there is nothing more to wait for; the keeper sees to the rest.
+    until = min(now + hold.terms.timeout, hold.lasts)
     resent = False
     attempt = 0
     # The first try ends early enough for a second to come before the lease ends, which may still be in its grace.
@@ -399,15 +400,16 @@ def _free(hold: Hold, now: float) -> Effects[tuple[int, bool]]:
             if attempt:
                 yield from wait(None, min(now + backoff(hold.token, attempt), until))
             attempt += 1
-            timeout = hold.terms.resend_after
+            timeout = max(SHORTEST_CALL, min(hold.terms.resend_after, until - now))
 
 
 def _unreleased(hold: Hold, failed: StepFailed, sent: bool, now: float) -> HoldfastError:
     if not sent:
         return failed.error
-    left = max(0.0, hold.deadline - now) + drift(hold.terms.ttl)
-    advice = f"it goes on in the background, and the lease ends by itself in about {left:.2g} s at the latest"
-    return OutcomeUnknown(hold.name, "a release", advice)
+    ends = "has ended by itself meanwhile"
+    if now < hold.lasts:
+        ends = f"ends by itself in about {hold.lasts - now + drift(hold.terms.ttl):.2g} s at the latest"
+    return OutcomeUnknown(hold.name, "a release", f"it goes on in the background, and the lease {ends}")
 
 
 def extend(hold: Hold, seconds: float) -> Effects[None]:
