@@ -1,8 +1,9 @@
 """The search: every interleaving up to a bound, the shortest trace first.
 
 Breadth first, level by level, so the first trace that breaks an invariant is the shortest. Who calls widens the circle:
-no fault at first, then one, then two, the mildest kinds before the others. Random walks with more faults than that
-come last, each from a seed that brings it about again.
+no fault, one, two, the mildest kinds and the others. A search can be left and gone on with, so that several can be
+begun before any is brought to its end. Random walks with more faults than that come last, each from a seed that brings
+it about again.
 
 States are recognised by hash. Two steps *commute* where neither changes the server nor makes an event: they are taken
 in one order only. That is a sleep set: a state remembers which of its moves were taken on another way to the same end.
@@ -12,11 +13,12 @@ and the way that is first in the order of clients never has. So no state is miss
 
 from __future__ import annotations
 
+import gc
 import random
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -26,10 +28,11 @@ from holdfast.lab.promises import PROMISES
 from holdfast.lab.state import NEVER, Choice, Config, State
 from holdfast.lab.trace import BROKEN, UNKNOWN
 
-__all__ = ["Broken", "Explorer"]
+__all__ = ["Broken", "Explorer", "Search"]
 
 Path = tuple[Any, ...]  # (the path before, a choice), or () at the start
 _LOOK_EVERY = 16  # states, each of which may take a millisecond
+_COLLECT_EVERY = (20_000, 20, 20)  # objects more than before, and so on: see gc.set_threshold
 
 
 class Broken(NamedTuple):
@@ -53,6 +56,18 @@ class _Visit:
         self.asleep = asleep
 
 
+class Search:
+    """All that can happen within some bounds, level by level: it can be left, and gone on with later."""
+
+    __slots__ = ("config", "is_done", "transitions", "widening")
+
+    def __init__(self, config: Config, widening: Iterator[None]) -> None:
+        self.config = config
+        self.widening = widening  # it is at rest between two states
+        self.transitions = 0
+        self.is_done = False  # nothing is left within the bounds
+
+
 class Explorer:
     def __init__(
         self,
@@ -64,7 +79,7 @@ class Explorer:
     ) -> None:
         self.config = config
         self.model = Model(config)
-        self.broken: dict[str, Broken] = {}
+        self.broken: MutableMapping[str, Broken] = {}
         self.transitions = 0
         self.hashes: set[int] = set()
         self.deepest = 0
@@ -75,9 +90,6 @@ class Explorer:
                 self._by_kind.setdefault(kind, []).append(name)
         self._stop_at = frozenset(stop_at)
         self._progress = progress
-        self._ends_at = float("inf")
-        self._interrupts: list[int] = []
-        self._most_states = NEVER
         self.known: set[str] = set()  # invariants of which some history had something to say
 
     def search(
@@ -93,14 +105,37 @@ class Explorer:
         It gives up when the budget (in seconds) is used up, when so many states were met in all, or when all that it
         was to stop at is broken.
         """
-        self._ends_at = time.monotonic() + (float("inf") if budget is None else budget)
-        self._most_states = states
-        if kinds is None:
-            kinds = self.config.kinds
-        self.model.config = self.config._replace(most_faults=most_faults, kinds=kinds)
-        with _polite_interrupts() as interrupts:
-            self._interrupts = interrupts
-            return self._widen()
+        return self.go_on(self.begin(most_faults, kinds), budget=budget, states=states)
+
+    def begin(self, most_faults: int, kinds: tuple[str, ...] | None = None) -> Search:
+        """A search of everything with at most so many faults of these kinds, before its first step."""
+        kinds = self.config.kinds if kinds is None else kinds
+        return Search(self.config._replace(most_faults=most_faults, kinds=kinds), self._widen())
+
+    def go_on(
+        self, search: Search, *, budget: float | None = None, states: int = NEVER, transitions: int = NEVER
+    ) -> bool:
+        """Go on where it was left, until it has made so many transitions or gives up; whether it came to its end."""
+        if search.is_done or search.transitions >= transitions:
+            return search.is_done
+        ends_at = float("inf") if budget is None else time.monotonic() + budget
+        self.model.config = search.config
+        before = self.transitions - search.transitions
+        with _rare_collections(), _polite_interrupts() as interrupts:
+            try:
+                for _ in search.widening:
+                    if interrupts:
+                        raise KeyboardInterrupt
+                    if self.is_found or len(self.hashes) >= states or self.transitions - before >= transitions:
+                        return False
+                    if time.monotonic() >= ends_at:
+                        return False
+                    if self._progress is not None:
+                        self._progress(len(self.hashes))
+            finally:
+                search.transitions = self.transitions - before
+        search.is_done = True
+        return True
 
     @property
     def states(self) -> int:
@@ -111,12 +146,8 @@ class Explorer:
         """Whether all that it was to stop at is broken."""
         return bool(self._stop_at) and self._stop_at <= self.broken.keys()
 
-    def _is_over(self) -> bool:
-        if self._interrupts:
-            raise KeyboardInterrupt
-        return self.is_found or len(self.hashes) >= self._most_states or time.monotonic() >= self._ends_at
-
-    def _widen(self) -> bool:
+    def _widen(self) -> Iterator[None]:
+        """Level after level, with a rest every few states."""
         model = self.model
         seen: set[int] = set()
         first = model.first()
@@ -129,19 +160,15 @@ class Explorer:
             for visit in level.values():
                 count += 1
                 if count % _LOOK_EVERY == 0:
-                    if self._is_over():
-                        return False
-                    if self._progress is not None:
-                        self._progress(len(self.hashes))
+                    yield
                 self._expand(visit, seen, following)
             if self.is_found:
-                return False
+                yield
             self.hashes.update(following)
             seen.update(following)
             level = following
             depth += 1
             self.deepest = max(self.deepest, depth)
-        return not self.is_found
 
     def _expand(self, visit: _Visit, seen: set[int], following: dict[int, _Visit]) -> None:
         model, state = self.model, visit.state
@@ -214,6 +241,17 @@ class Explorer:
                     self.broken[name] = self.broken[name]._replace(seed=seed)
             path = (path, choice)
         return unrolled(path)
+
+
+@contextmanager
+def _rare_collections() -> Iterator[None]:
+    """Nearly all that a search makes is there to stay: to look through it for garbage took a third of the time."""
+    before = gc.get_threshold()
+    gc.set_threshold(*_COLLECT_EVERY)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
 
 
 @contextmanager

@@ -1,8 +1,9 @@
 """The matrix: every row explored within a budget, and what was found of every invariant.
 
-A row is searched in widening circles: no fault, then one, then two; mild ones before worse ones; two clients, then as
-many as were asked for. A trace found earlier is simpler, and stays. What is left of the budget goes to random walks.
-Rows are shared out to as many processes as there are cores.
+All rows are looked at before any is explored: a little of their small searches, then a little more (see ``circles``).
+So every pit that is not deep is found before the time goes to what is wide, also on a slow machine. Then each row is
+explored for its share of what is left: no fault, one, two; mild ones before worse ones; two clients, then as many as
+were asked for; and random walks. Rows are shared out to as many processes as there are cores.
 
 A verdict of ``holds`` takes that all that two clients can do without a fault was explored, and with one of the mildest
 kinds; and that nothing that was explored beyond that breaks it. The number of states says how much that was, and
@@ -17,15 +18,16 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import wait
 from typing import Any, Final, NamedTuple
 
 from holdfast.errors import InvalidConfig
 from holdfast.lab.check import INVARIANTS, MEANING
-from holdfast.lab.explorer import Broken, Explorer
-from holdfast.lab.faults import DAILY, FAULTS, TREACHERY
+from holdfast.lab.circles import LOOKS, Look, RowSearch
+from holdfast.lab.explorer import Broken
+from holdfast.lab.faults import FAULTS
 from holdfast.lab.primitives import PRIMITIVES
 from holdfast.lab.rows import ROWS, config_of
 from holdfast.lab.story import tell
@@ -37,20 +39,15 @@ __all__ = [
     "MEANING",
     "PRIMITIVES",
     "ROWS",
-    "Circle",
     "Progress",
-    "explore",
     "find",
     "survey",
     "trace_of",
 ]
 
 MOST_CLIENTS: Final = 4
-SHARE_OF_THE_NEEDED: Final = 0.6  # of what is left of the budget, for a search that a verdict takes,
-SHARE: Final = 0.15  # for any other but the last,
-WALKS_SHARE: Final = 0.1  # and for random walks
+LOOKS_SHARE: Final = 0.85  # of the budget, at most, for looking at all rows; what is left of it is for exploring them
 WEIGHTS: Final = {"holdfast": 5, "watch": 3, "setnx_repair": 2, "setnx_repair:as_written": 2}  # rows with more states
-MOST_WALKS: Final = 1_000
 
 
 class Progress(NamedTuple):
@@ -59,35 +56,6 @@ class Progress(NamedTuple):
     broken: int  # invariants of it that are broken so far
     done: int  # rows
     of: int
-
-
-class Circle(NamedTuple):
-    """One of the searches of a row."""
-
-    clients: int
-    most_faults: int
-    kinds: tuple[str, ...]
-
-    @property
-    def is_needed(self) -> bool:
-        """Whether it takes this much for a verdict."""
-        return self.clients == 2 and self.most_faults <= 1
-
-
-def circles(clients: int, most_faults: int, kinds: tuple[str, ...]) -> list[Circle]:
-    """Few faults before many, mild ones before worse ones, few clients before many."""
-    mildness = kinds_by_mildness(kinds)
-    found = [Circle(2, 0, ()), Circle(clients, 0, ())]
-    for faults in range(1, most_faults + 1):
-        found += [Circle(few, faults, some) for some in mildness for few in (2, clients)]
-    return list(dict.fromkeys(found))
-
-
-def kinds_by_mildness(kinds: tuple[str, ...]) -> list[tuple[str, ...]]:
-    """These kinds of fault in widening circles, so that a trace has the worse ones only if it needs them."""
-    mild = tuple(kind for kind in kinds if kind not in TREACHERY)
-    daily = tuple(kind for kind in kinds if kind in DAILY)
-    return [some for some in dict.fromkeys((daily, mild, kinds)) if some]
 
 
 def survey(
@@ -104,16 +72,18 @@ def survey(
 ) -> list[Findings]:
     """Explore these rows, for ``budget`` seconds in all."""
     bounds = _checked(rows, clients, faults, most_faults, spares_holders)
-    jobs = min(jobs or os.cpu_count() or 1, len(rows))
+    rows = tuple(dict.fromkeys(rows))
+    jobs = min(jobs or _count_cores(), len(rows))
     tell_of = progress or (lambda _: None)
-    ends_at = time.monotonic() + budget
-    if jobs <= 1 or "fork" not in multiprocessing.get_all_start_methods():
-        found: list[Findings] = []
-        for row in rows:
-            share = max(0.1, (ends_at - time.monotonic()) / (len(rows) - len(found)))
-            found.append(explore(row, bounds, seed, share, _Report(row, len(found), len(rows), tell_of).say))
-        return found
-    return _share_out(rows, bounds, seed, ends_at=ends_at, jobs=jobs, progress=tell_of)
+    agenda = Agenda(rows, jobs, budget)
+    if len(rows) == 1 or "fork" not in multiprocessing.get_all_start_methods():
+        return _search_here(agenda, bounds, seed, tell_of)
+    return _share_out(agenda, bounds, seed, tell_of)
+
+
+def _count_cores() -> int:
+    """Those that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class _Report(NamedTuple):
@@ -158,65 +128,19 @@ def unheard() -> Iterator[None]:
         log.disabled = before
 
 
-@unheard()
-def explore(
-    row: str,
-    bounds: dict[str, Any],
-    seed: int,
-    budget: float,
-    progress: Callable[[int, int], None] | None = None,
-    *,
-    invariants: Iterable[str] = INVARIANTS,
-    stop_at: Iterable[str] = (),
-) -> Findings:
-    """One row."""
-    ends_at = time.monotonic() + budget
-    config = config_of(row, **bounds)
-    broken: dict[str, Broken] = {}
-    explorers: dict[int, Explorer] = {}
-
-    def tell_of(_: int) -> None:
-        if progress is not None:
-            progress(sum(explorer.states for explorer in explorers.values()), len(broken))
-
-    for clients in (2, config.clients):
-        explorers[clients] = explorer = Explorer(
-            config._replace(clients=clients), invariants=invariants, stop_at=stop_at, progress=tell_of
-        )
-        explorer.broken = broken
-    everything = circles(config.clients, config.most_faults, config.kinds)
-    exhausted = {}
-    for place, circle in enumerate(everything):
-        explorer = explorers[circle.clients]
-        left = ends_at - time.monotonic()
-        share = SHARE_OF_THE_NEEDED if circle.is_needed else SHARE
-        share = left * (1 - WALKS_SHARE if place == len(everything) - 1 else share)
-        exhausted[circle] = explorer.search(circle.most_faults, circle.kinds, budget=share)
-        if explorer.is_found:
-            break
-    if config.kinds and not explorer.is_found:
-        _walk(explorer, seed, ends_at)
-    states = sum(explorer.states for explorer in explorers.values())
-    known = {name for explorer in explorers.values() for name in explorer.known}
-    needed = [exhausted.get(circle, False) for circle in everything if circle.is_needed]
+def _findings_of(search: RowSearch) -> Findings:
+    broken, known, states = search.broken, search.known, search.states
+    enough = all(map(search.has_ended, search.least))
+    every_single_fault = all(search.has_ended(circle) for circle in search.circles if circle.is_needed)
     cells = []
-    for name in invariants:
-        trace = trace_of(row, broken[name]) if name in broken else None
-        enough = all(needed[:2])  # no fault, and one of the mildest
+    for name in search.invariants:
+        trace = trace_of(search.row, broken[name]) if name in broken else None
         verdict: Verdict = BROKEN if name in broken else HOLDS if name in known and enough else UNKNOWN
-        so_far = verdict == HOLDS and not all(needed)
+        so_far = verdict == HOLDS and not every_single_fault
         silent = verdict == UNKNOWN and enough and name not in known
-        cells.append(Cell(row, name, verdict, states, trace, so_far, silent))
-    transitions = sum(explorer.transitions for explorer in explorers.values())
-    return Findings(row, states, transitions, all(exhausted.get(one, False) for one in everything), tuple(cells))
-
-
-def _walk(explorer: Explorer, seed: int, ends_at: float) -> None:
-    """Runs of chance with one fault more, each from a seed of its own, until the time is up."""
-    number = 0
-    while time.monotonic() < ends_at and number < MOST_WALKS:
-        explorer.walk(seed * 1_000_003 + number, most_faults=explorer.config.most_faults + 1)
-        number += 1
+        cells.append(Cell(search.row, name, verdict, states, trace, so_far, silent))
+    exhausted = all(map(search.has_ended, search.circles))
+    return Findings(search.row, states, search.transitions, exhausted, tuple(cells))
 
 
 def trace_of(row: str, broken: Broken) -> Trace:
@@ -252,55 +176,128 @@ def find(
     )
     if invariant not in INVARIANTS:
         raise InvalidConfig(f"invariant {invariant!r:.60}", f"there are {', '.join(INVARIANTS)}")
-    report = _Report(row, 0, 1, progress or (lambda _: None))
-    found = explore(row, bounds, seed, budget, report.say, stop_at=(invariant,))
+    agenda = Agenda([row], 1, budget)
+    (found,) = _search_here(agenda, bounds, seed, progress or (lambda _: None), stop_at=(invariant,))
     return next(cell for cell in found.cells if cell.invariant == invariant)
 
 
-# Many rows, many processes.
+# Many rows.
+
+
+class Task(NamedTuple):
+    row: str
+    look: Look | None  # None if it is to be explored
+    budget: float
+
+
+class Agenda:
+    """What is to be done next, and for how long: all looks at all rows, and then each row to its end."""
+
+    def __init__(self, rows: Sequence[str], jobs: int, budget: float) -> None:
+        now = time.monotonic()
+        self.rows = rows
+        self.jobs = jobs
+        self._looks_end_at = now + LOOKS_SHARE * budget
+        self._ends_at = now + budget
+        self._looks = [(row, look) for look in LOOKS for row in rows]
+        self._waiting = list(rows)
+
+    def next(self, busy: Sequence[str] = ()) -> Task | None:
+        """A task for a row that is not one of these, which are at work; None if there is none now."""
+        now = time.monotonic()
+        if now >= self._looks_end_at:
+            self._looks = []
+        for row, look in self._looks:
+            if row not in busy:
+                self._looks.remove((row, look))
+                return Task(row, look, self._looks_end_at - now)
+        for row in self._waiting:
+            if row not in busy and all(row != other for other, _ in self._looks):
+                weights = {other: WEIGHTS.get(other, 1) for other in [*self._waiting, *busy]}
+                self._waiting.remove(row)
+                left = self._ends_at - now
+                return Task(row, None, min(left, left * self.jobs * weights[row] / sum(weights.values())))
+        return None
+
+
+def _perform(search: RowSearch, task: Task, seed: int) -> Findings | None:
+    """What was found, if that was all that is to be done with it."""
+    if task.look is not None:
+        search.look(task.look, task.budget)
+        return None
+    search.explore(seed, task.budget)
+    return _findings_of(search)
+
+
+@unheard()
+def _search_here(
+    agenda: Agenda,
+    bounds: dict[str, Any],
+    seed: int,
+    progress: Callable[[Progress], None],
+    stop_at: tuple[str, ...] = (),
+) -> list[Findings]:
+    searches: dict[str, RowSearch] = {}
+    found: dict[str, Findings] = {}
+
+    def tell_of(row: str) -> Callable[[int, int], None]:
+        return lambda *said: _Report(row, len(found), len(agenda.rows), progress).say(*said)
+
+    while task := agenda.next():
+        row = task.row
+        if row not in searches:
+            searches[row] = RowSearch(row, bounds, tell_of(row), stop_at=stop_at)
+        findings = _perform(searches[row], task, seed)
+        if findings is not None:
+            found[row] = findings
+            del searches[row]  # it takes room
+            tell_of(row)(findings.states, _count_broken(findings))
+    return [found[row] for row in agenda.rows]
 
 
 def _share_out(
-    rows: Sequence[str],
-    bounds: dict[str, Any],
-    seed: int,
-    *,
-    ends_at: float,
-    jobs: int,
-    progress: Callable[[Progress], None],
+    agenda: Agenda, bounds: dict[str, Any], seed: int, progress: Callable[[Progress], None]
 ) -> list[Findings]:
+    """A process for each row, which lives until all is done with it; as many are at work as there are jobs.
+
+    That is so for one job, too: what a row leaves behind is then gone at once, and need not be looked for as garbage.
+    """
     context: Any = multiprocessing.get_context("fork")
-    waiting = list(rows)
-    running: dict[Any, tuple[str, Any]] = {}  # by pipe
+    workers: dict[str, tuple[Any, Any]] = {}  # by row: the process, and the pipe to it
+    busy: dict[Any, str] = {}  # by pipe
     found: dict[str, Findings] = {}
     try:
-        while waiting or running:
-            while waiting and len(running) < jobs:
-                left = ends_at - time.monotonic()
-                weights = [WEIGHTS.get(row, 1) for row in [*waiting, *(busy for busy, _ in running.values())]]
-                row = waiting.pop(0)
-                share = max(0.1, min(left, left * jobs * weights[0] / sum(weights)))
-                ours, theirs = context.Pipe(duplex=False)
-                worker = context.Process(target=_work, args=(theirs, row, bounds, seed, share), daemon=True)
-                worker.start()
-                theirs.close()
-                running[ours] = row, worker
-            for pipe in wait(list(running)):
-                row, worker = running[pipe]
-                report = _Report(row, len(found), len(rows), progress)
+        while len(found) < len(agenda.rows):
+            while len(busy) < agenda.jobs and (task := agenda.next(tuple(busy.values()))):
+                if task.row not in workers:
+                    workers[task.row] = _hire(context, task.row, bounds, seed, [pipe for _, pipe in workers.values()])
+                pipe = workers[task.row][1]
+                pipe.send(task)
+                busy[pipe] = task.row
+            for pipe in wait(list(busy)):
+                row = busy[pipe]
                 message = _received(pipe, row)
-                if isinstance(message, Findings):
+                if isinstance(message, tuple):
+                    _Report(row, len(found), len(agenda.rows), progress).say(*message)
+                    continue
+                del busy[pipe]
+                if message is not None:
                     found[row] = message
-                    del running[pipe]
-                    worker.join()
-                    report._replace(done=len(found)).say(message.states, _count_broken(message))
-                else:
-                    report.say(*message)
+                    workers.pop(row)[0].join()
+                    _Report(row, len(found), len(agenda.rows), progress).say(message.states, _count_broken(message))
     finally:
-        for _, worker in running.values():
+        for worker, _ in workers.values():
             worker.kill()
             worker.join()
-    return [found[row] for row in rows]
+    return [found[row] for row in agenda.rows]
+
+
+def _hire(context: Any, row: str, bounds: dict[str, Any], seed: int, pipes: list[Any]) -> tuple[Any, Any]:
+    ours, theirs = context.Pipe()
+    worker = context.Process(target=_work, args=(theirs, row, bounds, seed, [*pipes, ours]), daemon=True)
+    worker.start()
+    theirs.close()
+    return worker, ours
 
 
 def _received(pipe: Any, row: str) -> Any:
@@ -314,8 +311,11 @@ def _count_broken(findings: Findings) -> int:
     return sum(cell.verdict == BROKEN for cell in findings.cells)
 
 
-def _work(pipe: Any, row: str, bounds: dict[str, Any], seed: int, budget: float) -> None:
+@unheard()
+def _work(pipe: Any, row: str, bounds: dict[str, Any], seed: int, not_ours: list[Any]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, who ends us
+    for other in not_ours:
+        other.close()  # the parent's ends, by which all of us learn that it is gone
     said_at = 0.0
 
     def tell_of(states: int, broken: int) -> None:
@@ -324,5 +324,12 @@ def _work(pipe: Any, row: str, bounds: dict[str, Any], seed: int, budget: float)
             said_at = time.monotonic()
             pipe.send((states, broken))
 
-    pipe.send(explore(row, bounds, seed, budget, tell_of))
+    search = RowSearch(row, bounds, tell_of)
+    findings = None
+    try:
+        while findings is None:
+            findings = _perform(search, pipe.recv(), seed)
+            pipe.send(findings)
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        return  # the parent was killed, and nobody wants to know any more
     pipe.close()

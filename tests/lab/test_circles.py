@@ -1,0 +1,158 @@
+"""In which order the searches of the matrix go, and that it does not decide which trace is shown."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from holdfast.lab.check import INVARIANTS
+from holdfast.lab.circles import LOOKS, Look, RowSearch, circles
+from holdfast.lab.explorer import Explorer
+from holdfast.lab.faults import DAILY, FAULTS, TREACHERY
+from holdfast.lab.rows import ROWS, config_of
+from holdfast.lab.survey import Agenda, find, unheard
+
+PAGE = (Path(__file__).parents[2] / "docs" / "lab.md").read_text(encoding="utf-8")
+ENDLESS = 1_000.0
+BOUNDS = {"clients": 3, "kinds": tuple(FAULTS), "most_faults": 2, "spares_holders": False}
+
+
+def matrix_on_the_page() -> dict[str, list[str]]:
+    """The cells of every row, as they are printed there."""
+    table = PAGE.split("## The matrix")[1].split("ME  Mutual")[0]
+    lines = [line for line in table.splitlines() if re.search("[✓✗]", line)]
+    return dict(zip(ROWS, (re.findall(r"✗ \d+|✓ *\d+k~?|[-?](?=\s|$)", line) for line in lines), strict=True))
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_looks_find_every_pit_that_the_page_shows(row: str) -> None:
+    cells = dict(zip(INVARIANTS, matrix_on_the_page()[row], strict=True))
+    search = RowSearch(row, BOUNDS)
+    with unheard():
+        for look in LOOKS[:-1]:  # what the last one is for is to know what holds
+            search.look(look, ENDLESS)
+    assert search.broken.keys() == {name for name, cell in cells.items() if cell.startswith("✗")}
+
+
+def test_a_trace_of_a_worse_fault_gives_way_to_one_of_a_milder_fault_that_is_found_later() -> None:
+    search = RowSearch("getset:del", {**BOUNDS, "clients": 2})
+
+    def faults() -> set[str]:
+        choices = search.broken["OwnerOnlyRelease"].choices
+        return {choice[1] for choice in choices if choice[0] == "fault"}
+
+    with unheard():
+        search.look(Look(300, 300), ENDLESS)
+        assert faults() <= TREACHERY
+        search.look(Look(300, 800), ENDLESS)
+        assert not faults() & (TREACHERY | DAILY)
+        search.look(Look(3_000, 800), ENDLESS)
+        assert faults() <= DAILY
+
+
+def test_what_is_shown_is_the_mildest_whatever_was_found_first() -> None:
+    trace = find("getset:del", "OwnerOnlyRelease", clients=2).trace
+    assert trace is not None
+    assert set(trace.faults) <= DAILY
+    direct = Explorer(config_of("getset:del", clients=2), stop_at=["OwnerOnlyRelease"])
+    direct.search(1, tuple(kind for kind in FAULTS if kind in DAILY))
+    assert trace.choices == direct.broken["OwnerOnlyRelease"].choices
+
+
+def test_a_search_that_is_left_again_and_again_finds_what_it_finds_at_once() -> None:
+    config = config_of("getset_equal", clients=2)
+    at_once, by_and_by = Explorer(config), Explorer(config)
+    with unheard():
+        assert at_once.search(0, ())
+        assert at_once.search(1)
+        search, other = by_and_by.begin(1), by_and_by.begin(0, ())
+        for transitions in range(100, 100_000, 100):
+            by_and_by.go_on(other, transitions=transitions // 10)  # another one in between leaves it as it is
+            if by_and_by.go_on(search, transitions=transitions):
+                break
+            assert transitions <= search.transitions < transitions + 1_000
+    assert search.is_done
+    assert other.is_done
+    assert by_and_by.transitions == search.transitions + other.transitions == at_once.transitions
+    assert by_and_by.hashes == at_once.hashes
+    assert {name: found.choices for name, found in by_and_by.broken.items()} == {
+        name: found.choices for name, found in at_once.broken.items()
+    }
+
+
+def test_every_single_fault_is_searched_once_for_each_number_of_clients_the_mild_ones_first() -> None:
+    for clients in (2, 3):
+        single = [one for one in circles(3, 2, tuple(FAULTS)) if one.clients == clients and one.most_faults == 1]
+        assert sorted(kind for one in single for kind in one.kinds) == sorted(FAULTS)
+        assert set(single[0].kinds) == DAILY
+        assert set(single[-1].kinds) == TREACHERY
+    assert [one.kinds for one in circles(2, 2, ("skew",))] == [(), ("skew",), ("skew",)]
+    assert circles(2, 0, ()) == [(2, 0, ())]
+
+
+def test_all_rows_are_looked_at_before_any_is_explored() -> None:
+    agenda = Agenda(["a", "b", "c"], 1, ENDLESS)
+    tasks = [agenda.next() for _ in range(3 * len(LOOKS) + 3)]
+    assert agenda.next() is None
+    assert [(task.row, task.look) for task in tasks if task] == [
+        (row, look) for look in (*LOOKS, None) for row in ("a", "b", "c")
+    ]
+
+
+def test_a_row_has_one_thing_done_to_it_at_a_time() -> None:
+    agenda = Agenda(["a", "b"], 2, ENDLESS)
+    first, second = agenda.next(), agenda.next(["a"])
+    assert first is not None
+    assert second is not None
+    assert (first.row, second.row) == ("a", "b")
+    assert agenda.next(["a", "b"]) is None
+
+
+def test_looks_end_in_time_and_every_row_has_its_share_of_what_is_left() -> None:
+    agenda = Agenda(["a", "b"], 1, 0.0)
+    tasks = [agenda.next(), agenda.next()]
+    assert [(task.row, task.look) for task in tasks if task] == [("a", None), ("b", None)]
+    assert agenda.next() is None
+
+
+ALONE = """
+from holdfast.lab.survey import survey
+survey(["setnx", "set_nx", "multi"], budget=60.0, jobs=2, progress=lambda at: print(at.row, flush=True))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="asks /proc who its children are")
+def test_processes_of_a_search_end_with_the_one_that_was_killed() -> None:
+    parent = subprocess.Popen([sys.executable, "-c", ALONE], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    try:
+        rows = {""}
+        while "multi" not in rows:  # so that all three are there
+            rows.add(parent.stdout.readline().strip())
+        children = Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split()
+        assert len(children) == 3
+    finally:
+        parent.kill()
+        parent.wait()
+        parent.stdout.close()
+    for child in children:
+        ends_at = time.monotonic() + 20
+        while is_running(int(child)):
+            if time.monotonic() > ends_at:
+                os.kill(int(child), signal.SIGKILL)
+                pytest.fail("it goes on although nobody waits for what it finds")
+            time.sleep(0.02)
+
+
+def is_running(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
