@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
 import subprocess
 import sys
@@ -98,6 +99,26 @@ def test_errors_survive_pickling(error: errors.HoldfastError) -> None:
     assert str(again) == str(error)
     assert vars(again) == vars(error)
     assert len(str(error)) < 300
+
+
+@pytest.mark.parametrize(
+    "error", [*ERRORS, errors.HoldfastError("what happened")], ids=lambda error: type(error).__name__
+)
+def test_repr_of_an_error_says_what_its_message_says(error: errors.HoldfastError) -> None:
+    """Because %r in a log, and the traceback of a group, show nothing else."""
+    assert repr(error) == f"{type(error).__name__}({str(error)!r})"
+    assert repr(copy.copy(error)) == repr(pickle.loads(pickle.dumps(error))) == repr(error)
+
+
+@pytest.mark.parametrize("name", ["aio", "guard"])
+def test_a_part_of_holdfast_is_imported_when_it_is_first_used(name: str) -> None:
+    code = f"""
+import sys, holdfast
+assert "holdfast.{name}" not in sys.modules
+assert holdfast.{name} is sys.modules["holdfast.{name}"]
+assert not hasattr(holdfast, "nonsense")
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_importing_holdfast_imports_no_asyncio_driver() -> None:

@@ -5,8 +5,12 @@
     with holdfast.connect().lock("order:42", wait=5) as lease:
         ...  # nobody else is here; lease.fence proves it to what you write to
 
-The same names under asyncio are in ``holdfast.aio``.
+The same names under asyncio are in ``holdfast.aio``; what refuses late writes is in ``holdfast.guard``. Both are
+imported when they are first used.
 """
+
+from importlib import import_module
+from typing import TYPE_CHECKING
 
 from holdfast.blocking import Client, Lease, Lock, connect, lock
 from holdfast.errors import (
@@ -57,3 +61,13 @@ __all__ = [
 ]
 
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from holdfast import aio as aio
+    from holdfast import guard as guard
+else:  # which a type checker would take for a promise that every name is there
+
+    def __getattr__(name: str) -> object:
+        if name in ("aio", "guard"):
+            return import_module(f"{__name__}.{name}")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -56,6 +56,9 @@ class HoldfastError(Exception):
     def __str__(self) -> str:
         return self._message()
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self)!r})"  # a log or a group of errors shows no more than this
+
     def _message(self) -> str:
         return Exception.__str__(self)
 
