@@ -179,10 +179,28 @@ def test_what_makes_no_sense_is_refused_at_once(name: Any, options: dict[str, An
             connect(address).recipe(name, "foo", **options)
 
 
-@pytest.mark.parametrize("key", ["", "a\nb", "{}", None, ["foo"], "x" * 600])
-def test_names_have_the_limits_of_any_lock(client: holdfast.Client, key: Any) -> None:
+@pytest.mark.parametrize("key", ["", None, ["foo"], 5, "a\udc80"], ids=["empty", "None", "list", "int", "surrogate"])
+def test_what_is_no_key_is_refused(client: holdfast.Client, key: Any) -> None:
     with pytest.raises(holdfast.InvalidName):
         client.recipe("getset", key)
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["a{b", "{}", "a}b{", "foo:hf1:queue", "a\nb", "x" * 600, "{"],
+    ids=["open", "no tag", "inside out", "side key", "two lines", "long", "brace"],
+)
+@pytest.mark.parametrize("name", ["setnx", "getset", "setnx_repair", "watch", "set_nx"])
+def test_whatever_key_is_deployed_can_be_named(
+    client: holdfast.Client, admin: redis.Redis, name: str, key: str
+) -> None:
+    """They have no side keys, which is what the rules for the names of other locks are for."""
+    recipe = client.recipe(name, key, prefix="")
+    with recipe:
+        assert admin.keys("*") == [key.encode()]
+        assert recipe.locked()
+        assert client.recipe(name, key, prefix="").acquire(blocking=False) is None
+    assert admin.keys("*") == []
 
 
 def test_a_redis_is_no_memcached(client: holdfast.Client) -> None:

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from holdfast.errors import InvalidConfig, InvalidName
 from holdfast.lease import BaseLease, Terms
-from holdfast.names import keys_of
+from holdfast.names import Keys, keys_of
 from holdfast.protocol.recipes.base import BaseRecipe, FencelessLease
 from holdfast.protocol.recipes.getset import GetSet
 from holdfast.protocol.recipes.getset_equal import GetSetEqual
@@ -87,9 +87,23 @@ def make(
 ) -> Any:
     """A lock of history on that key, for that driver. ``timeout`` is how long one command may take."""
     scheme = scheme_of(name, options or {})
-    try:
-        keys = keys_of(key, namespace + scheme.prefix)
-    except TypeError:  # unhashable, so it never reached the check
-        raise InvalidName(key, f"a name is a str, not {type(key).__name__}") from None
+    keys = _keys_of(key, namespace + scheme.prefix, scheme)
     terms = replace(_TERMS, wait=scheme.wait, timeout=timeout)
     return lock_class(driver, keys, terms, lease_class, scheme)
+
+
+def _keys_of(key: str, prefix: str, scheme: Scheme) -> Keys:
+    """The one key of a lock of history. It has no side keys, so what the rules for names guard against cannot happen;
+    and who has deployed a lock with braces in its key must be able to name it."""
+    if not isinstance(key, str):
+        raise InvalidName(key, f"a name is a str, not {type(key).__name__}")
+    if scheme.server != "redis":  # whose keys are words on a line
+        return keys_of(key, prefix)
+    if not key:
+        raise InvalidName(key, "it is empty")
+    main = prefix + key
+    try:
+        main.encode()
+    except UnicodeEncodeError:
+        raise InvalidName(key, "it contains a lone surrogate, which cannot be sent") from None
+    return Keys(key, main, (main, "", "", ""), "", "")
