@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -166,9 +166,24 @@ def progress_bar() -> Iterator[Callable[[Any], None] | None]:
         yield show
 
 
+def progress_lines() -> Callable[[Any], None]:
+    """A line on stderr for each recipe that is done with: for a log, where a bar is no help."""
+    done = 0
+
+    def show(at: Any) -> None:
+        nonlocal done
+        if at.done > done:
+            done = at.done
+            with suppress(OSError):  # nobody reads it, which is no reason to stop
+                click.echo(f"{at.row}: {at.states:,} states, {at.broken} broken; {done} of {at.of} recipes", err=True)
+
+    return show
+
+
 def survey(recipes: tuple[str, ...], asked: dict[str, Any]) -> list[Findings]:
     module = search()
-    with progress_bar() as progress:
+    with progress_bar() as bar:
+        progress = bar or progress_lines()
         findings: list[Findings] = module.survey(recipes or module.ROWS, **asked, progress=progress)
     return findings
 
