@@ -64,6 +64,7 @@ class Book:
         when = due_at(hold)
         if isinstance(hold, SharedHold):
             hold.lookouts = self.lookouts
+            self.lookouts.in_use = True
             self.lookouts.move(hold)
             when = min(when, hold.old_at)
         if when < self.wakes_at:
@@ -194,7 +195,8 @@ def keep(book: Book) -> Effects[None]:
         chores = _take_chores(book, now)
         if not closing and todo.due:
             yield from _renew(book, todo, now)
-        looks, look_at = plan_looks(list(book.holds.values()), book.lookouts, now)
+        candidates = list(book.holds.values()) if book.lookouts.in_use else []
+        looks, look_at = plan_looks(candidates, book.lookouts, now)
         if not closing and looks:
             yield from _look(book, looks, todo.first_deadline)
         if chores:

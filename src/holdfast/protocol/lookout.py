@@ -78,6 +78,7 @@ class Lookouts:
 
     def __init__(self, bell: Bell) -> None:
         self.rooms: dict[str, Lookout] = {}
+        self.in_use = False  # whether this client has ever had such a hold: most have none among thousands of others
         self._bell = bell
 
     def stir(self, key: str) -> None:
