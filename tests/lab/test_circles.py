@@ -20,6 +20,7 @@ from holdfast.lab.rows import ROWS, config_of
 from holdfast.lab.survey import Agenda, find, unheard
 
 PAGE = (Path(__file__).parents[2] / "docs" / "lab.md").read_text(encoding="utf-8")
+DEEPEST = ("setnx_expire", "setnx_repair", "getset", "watch", "holdfast")  # where it takes the most to find all pits
 ENDLESS = 1_000.0
 BOUNDS = {"clients": 3, "kinds": tuple(FAULTS), "most_faults": 2, "spares_holders": False}
 
@@ -31,7 +32,7 @@ def matrix_on_the_page() -> dict[str, list[str]]:
     return dict(zip(ROWS, (re.findall(r"✗ \d+|✓ *\d+k~?|[-?](?=\s|$)", line) for line in lines), strict=True))
 
 
-@pytest.mark.parametrize("row", ROWS)
+@pytest.mark.parametrize("row", DEEPEST)
 def test_looks_find_every_pit_that_the_page_shows(row: str) -> None:
     cells = dict(zip(INVARIANTS, matrix_on_the_page()[row], strict=True))
     search = RowSearch(row, BOUNDS)
@@ -67,7 +68,7 @@ def test_what_is_shown_is_the_mildest_whatever_was_found_first() -> None:
 
 
 def test_a_search_that_is_left_again_and_again_finds_what_it_finds_at_once() -> None:
-    config = config_of("getset_equal", clients=2)
+    config = config_of("multi", clients=2)
     at_once, by_and_by = Explorer(config), Explorer(config)
     with unheard():
         assert at_once.search(0, ())
