@@ -272,11 +272,14 @@ def _share_out(
                 if task.row not in workers:
                     workers[task.row] = _hire(context, task.row, bounds, seed, [pipe for _, pipe in workers.values()])
                 pipe = workers[task.row][1]
-                pipe.send(task)
+                with _from_whom(task.row):
+                    pipe.send(task)
                 busy[pipe] = task.row
-            for pipe in wait(list(busy)):
+            ready: list[Any] = wait(list(busy))
+            for pipe in ready:
                 row = busy[pipe]
-                message = _received(pipe, row)
+                with _from_whom(row):
+                    message = pipe.recv()
                 if isinstance(message, tuple):
                     _Report(row, len(found), len(agenda.rows), progress).say(*message)
                     continue
@@ -300,10 +303,12 @@ def _hire(context: Any, row: str, bounds: dict[str, Any], seed: int, pipes: list
     return worker, ours
 
 
-def _received(pipe: Any, row: str) -> Any:
+@contextmanager
+def _from_whom(row: str) -> Iterator[None]:
+    """Say whose process it was that is not there any more."""
     try:
-        return pipe.recv()
-    except EOFError:
+        yield
+    except (EOFError, OSError):
         raise RuntimeError(f"the search of {row} ended without a word") from None
 
 
