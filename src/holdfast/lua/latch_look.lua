@@ -13,7 +13,7 @@
 
 -- include latch_state.lua
 
-local PRESENCE_US = 1000000 -- two refreshes missed, as in a queue
+local PRESENCE_US = 1000000 -- as in a queue
 
 local left, total, there = read_latch(ARGV[2])
 if not left then

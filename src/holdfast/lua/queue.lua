@@ -7,7 +7,7 @@
 --                        asks again by itself)
 --
 -- Time is the server's, read once a step. A waiter shows that it lives by asking again every half second. One that
--- has missed two of these is struck off.
+-- has not for a second is struck off.
 
 local PRESENCE_US = 1000000
 
