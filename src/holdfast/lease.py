@@ -121,7 +121,8 @@ class Hold:
     fence = 0
     slot = -1  # which place of a room it has
     lasts = 0.0  # until when the server keeps it for us, at least; on our own clock
-    deadline = 0.0  # what the holder may rely on: that, or max_hold
+    may_last = 0.0  # and until when it may, at most, if a renewal under way or of unknown outcome comes through
+    deadline = 0.0  # what the holder may rely on: as long as it lasts, or max_hold
     ends = _NEVER  # where max_hold puts an end to it
     claimed = True  # the server keeps it for the whole ttl, not only for one grace
     look_at = _NEVER  # when the keeper should see to it even though it is not due
@@ -235,6 +236,16 @@ class Hold:
         """The server has made it last that long, on a request sent at that time. It never gets shorter."""
         self.lasts = max(self.lasts, asked_at + ttl - drift(ttl))
         self.deadline = min(self.lasts, self.ends)
+        if not self.doubtful:
+            self.may_last = 0.0
+
+    def ask_to_prolong(self, ttl: float, by: float) -> None:
+        """The server is asked to make it last that long, and may do so until then."""
+        self.may_last = max(self.may_last, by + ttl)
+
+    def gone_by(self) -> float:
+        """When it is over on the server, whatever has become of what we asked."""
+        return max(self.lasts + 2 * drift(self.terms.ttl), self.may_last)
 
     def valid(self, now: float) -> bool:
         return self.phase is HELD and now < self.deadline

@@ -13,6 +13,7 @@ import pytest
 import holdfast
 from holdfast.lab.machine import Cancelled
 from holdfast.lab.world import Fate, Message
+from holdfast.protocol.effects import Step
 from tests.protocol.harness import Play, at
 
 TTL = 30.0
@@ -492,3 +493,23 @@ def test_a_release_in_silence_is_given_up_when_the_lease_has_ended(ttl: float, t
     play.world.resume()
     play.run(3)
     assert play.world.keys() == []
+
+
+def test_a_release_in_silence_does_not_call_a_lease_over_that_was_renewed_without_our_knowing() -> None:
+    """The server has made it last longer, and only the reply was lost."""
+    play = Play()
+    one = play.client("one")
+    play.doom(lambda message: Fate(reply_lost=any(isinstance(op, Step) and op.script == "renew" for op in message.ops)))
+
+    async def hold() -> None:
+        lease = await one.lock("a", ttl=3.0).acquire()
+        assert lease is not None
+        await play.sleep(one, 2.5)
+        play.world.hang()
+        await lease.release()
+
+    process = play.start(one, hold())
+    with pytest.raises(holdfast.OutcomeUnknown) as caught:
+        play.world.run(process, seconds=60.0)
+    over = "has ended by itself" in str(caught.value)
+    assert over == (play.world.keys() == [])

@@ -306,3 +306,47 @@ def test_rooms_in_which_nobody_is_left_are_forgotten() -> None:
     assert len(play.machines[0].book.lookouts.rooms) <= 6
     play.run(70.0)
     assert not play.machines[0].book.is_watching()
+
+
+class Rooms(RoomPlay):
+    """Many of them, so whoever is inside is not all in the same."""
+
+    def look(self) -> None:
+        pass
+
+
+def test_looks_at_many_rooms_go_together() -> None:
+    play = Rooms(seed=1)
+    client, others = play.client("guard"), play.client("others")
+    names = [f"room-{number}" for number in range(40)]
+
+    async def stay(name: str) -> None:
+        async with client.semaphore(name, 2, ttl=TTL):
+            await play.sleep(client, 60.0)
+
+    async def come_and_go() -> None:
+        while True:
+            for name in names:
+                async with others.semaphore(name, 2, ttl=TTL):
+                    await play.sleep(others, 0.001)
+
+    for name in names:
+        play.start(client, stay(name))
+    play.start(others, come_and_go())
+    play.run(4.0)
+    assert sum(len(message.ops) for message in looks(play, "guard")) > 4 * len(names), "each is looked at"
+    assert len(looks(play, "guard")) < len(names) / 2
+
+
+def test_a_look_in_silence_does_not_hold_up_the_word_of_another_lease() -> None:
+    play = RoomPlay(seed=1)
+    client = play.client("robbed")
+    told: list[float] = []
+    Holder(play, client, "read")
+    Holder(play, client, "read", ttl=2.0, renew=False, on_lost=lambda _: told.append(play.world.now_us / 1e6))
+    play.run(1.5)
+    foreign(play, "ZADD", ROOM, 1, "somebody")
+    play.world.hang()
+    play.run(1.0)
+    assert told
+    assert told[0] < 2.15

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -18,7 +20,7 @@ from holdfast.protocol.lookout import AT_ONCE
 from tests.drivers.contention import SOON
 from tests.rooms.harness import MODES
 from tests.servers import Server
-from tests.support import _AioLock, asyncio_test, eventually, took
+from tests.support import Script, _AioLock, async_eventually, asyncio_test, eventually, took
 
 ROOM = "x:hf1:room:{x}"
 THEFTS = {
@@ -124,6 +126,65 @@ def test_theft_from_many_holders_of_one_client(face: Any, server: Server, admin:
     for lease in leases[::2]:
         with pytest.raises(holdfast.LeaseLost):
             lease.release()
+
+
+@asyncio_test
+async def test_theft_after_a_downgrade_that_let_others_in(url: str, admin: redis.Redis) -> None:
+    """That is a write of our own, too."""
+    async with holdfast.aio.connect(url) as client, holdfast.aio.connect(url) as other:
+        lease = await client.rwlock("x", ttl=60, renew=False, on_lost="ignore").write.acquire()
+        assert lease
+        await asyncio.sleep(0.3)
+        waiter = asyncio.create_task(other.rwlock("x", ttl=60).read.acquire())
+        await async_eventually(lambda: admin.zcard("x:hf1:queue:{x}") == 2)
+        await lease.downgrade()
+        neighbour = await waiter
+        assert neighbour
+        await asyncio.sleep(0.3)
+        admin.zrem(ROOM, lease.token)
+        assert await lease.lost.wait(SOON)
+        with pytest.raises(holdfast.LeaseLost):
+            await lease.release()
+        await neighbour.release()
+
+
+def test_theft_in_a_second_event_loop(url: str, admin: redis.Redis) -> None:
+    client = holdfast.aio.connect(url)
+
+    async def lose_a_permit() -> None:
+        lease = await client.semaphore("x", 3, ttl=60).acquire()
+        assert lease
+        await asyncio.sleep(0.3)
+        admin.delete(ROOM)
+        assert await lease.lost.wait(SOON)
+        with pytest.raises(holdfast.LeaseLost):
+            await lease.release()
+
+    with warnings.catch_warnings():
+        # What was left open in a loop that has ended can only be closed by the garbage collector, which says so.
+        warnings.simplefilter("ignore", ResourceWarning)
+        asyncio.run(lose_a_permit())
+        asyncio.run(lose_a_permit())
+        asyncio.run(client.aclose())
+        gc.collect()
+
+
+def test_theft_in_a_forked_child(url: str, admin: redis.Redis) -> None:
+    code = """
+        client = holdfast.connect(url)
+        client.semaphore("x", 3).acquire().release()
+        if os.fork() == 0:
+            lease = client.semaphore("x", 3, ttl=60).acquire()
+            time.sleep(0.3)
+            say("inside")
+            say("told" if lease.lost.wait(20) else "not told")
+            os._exit(0)
+        os.wait()
+    """
+    with Script(code, url) as process:
+        process.hear("inside")
+        admin.delete(ROOM)
+        process.hear("told", timeout=SOON)
 
 
 class Crowd:

@@ -51,11 +51,14 @@ class Book:
         self.bell = bell
         self.holds: dict[Hold, Hold] = {}
         self.watched: dict[str, Hold] = {}  # by key: the server tells us when anybody else writes it
-        self.lookouts = Lookouts(bell)  # and of which rooms it does
+        self.lookouts = Lookouts(self.wake_the_keeper)  # and of which rooms it does
         self.chores: deque[Chore] = deque()
         self.wakes_at = float("inf")  # when the keeper will look next; infinite while it is not asleep
         self.wanted_at = 0.0  # when it was last asked to; kept although that hold may be over, lest each one wakes it
         self.closed = False
+
+    def wake_the_keeper(self) -> None:
+        self.bell.ring()  # which is another one after a fork, and in another event loop
 
     def enter(self, hold: Hold) -> None:
         self.holds[hold] = hold
@@ -198,7 +201,7 @@ def keep(book: Book) -> Effects[None]:
         candidates = list(book.holds.values()) if book.lookouts.in_use else []
         looks, look_at = plan_looks(candidates, book.lookouts, now)
         if not closing and looks:
-            yield from _look(book, looks, todo.first_deadline)
+            yield from _look(book, looks)
         if chores:
             yield from _do_chores(book, chores)
         if closing:
@@ -229,6 +232,8 @@ def _renew(book: Book, todo: Round, now: float) -> Effects[None]:
         # A grace is short, and should still leave time for a second try.
         patience = (todo.first_deadline - asked_at) / (1 if all(hold.claimed for hold in batch) else 3)
         timeout = min(LONGEST_CALL, shortest / 3, max(mutex.SHORTEST_CALL, patience))
+        for hold, ttl in zip(batch, ttls, strict=True):
+            hold.ask_to_prolong(ttl, asked_at + timeout)
         replies = yield from call_each(steps, timeout)
         now = yield from clock()
         for hold, ttl, reply in zip(batch, ttls, replies, strict=True):
@@ -246,7 +251,7 @@ def _renew(book: Book, todo: Round, now: float) -> Effects[None]:
                 yield from tell(hold)
 
 
-def _look(book: Book, looks: list[Look], first_deadline: float) -> Effects[None]:
+def _look(book: Book, looks: list[Look]) -> Effects[None]:
     """See who of ours is still in those rooms, and have them watched from now on."""
     for start in range(0, len(looks), BATCH):
         batch = looks[start : start + BATCH]
@@ -254,7 +259,8 @@ def _look(book: Book, looks: list[Look], first_deadline: float) -> Effects[None]
         for look in batch:
             book.lookouts.rooms.setdefault(look.key, Lookout()).begin(now)
         asked = [part for look in batch for part in look_steps(look)]
-        # A look is no renewal, and must leave time for that.
+        # It must leave time for the renewals of others, and for telling those whose leases are to end.
+        first_deadline = min((hold.deadline for hold in list(book.holds.values())), default=now)
         timeout = min(LONGEST_CALL, max(mutex.SHORTEST_CALL, (first_deadline - now) / 3))
         replies = yield from call_each([step for step, _ in asked], timeout)
         for (step, holds), reply in zip(asked, replies, strict=True):
@@ -279,6 +285,7 @@ def _take_chores(book: Book, now: float) -> list[Chore]:
 def _do_chores(book: Book, chores: list[Chore]) -> Effects[None]:
     steps: list[Step] = [mutex.abandon_step(chore.hold) for chore in chores]
     replies = yield from call_each(steps, LONGEST_CALL)
-    for chore, reply in zip(chores, replies, strict=True):
+    for chore, step, reply in zip(chores, steps, replies, strict=True):
         if isinstance(reply, StepFailed) or not reply[1]:
             book.chores.append(chore)
+        book.lookouts.stir(step.keys[0])  # it was we who wrote there, and a watch has ended by that

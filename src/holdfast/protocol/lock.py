@@ -344,6 +344,7 @@ def release_lease(lease: BaseLease, struck: BaseException | None = None) -> Effe
 
 def _renew_for(heir: Hold, hold: Hold, now: float) -> Effects[float]:
     """What is passed on should last as long as the heir has asked for. If that cannot be had, the server decides."""
+    hold.ask_to_prolong(heir.terms.ttl, now + hold.terms.resend_after)
     try:
         if (yield from call(mutex.renew_step(hold, heir.terms.ttl), hold.terms.resend_after, shielded=True)) == 1:
             hold.prolong(heir.terms.ttl, now)

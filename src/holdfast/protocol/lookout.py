@@ -6,8 +6,8 @@ about all the holds that the client has there, changes nothing, and has the room
 
 Why not renew what was touched, as the mutex does? A room is written with every coming and going, tracking ends with the
 first push, and so each visit would wake all clients inside, each with a request per hold. Therefore looks are rationed:
-a few at once, and after these one a second for each client and room. In a quiet room a theft is known in milliseconds,
-in a busy one within about a second, and what that costs has a bound.
+a few at once, and after these one a second for each client and room; and those of many rooms go together. In a quiet
+room a theft is known in milliseconds, in a busy one within about a second, and what that costs has a bound.
 
 Our own writes are not pushed to us where they go over the connection that is told, and yet they end the watch. So a
 hold of ours that comes, goes or is renewed is a reason to look as well. What else writes there (an attempt of ours that
@@ -18,15 +18,16 @@ Clocks: our own, and only for when to look. Who is inside is for the server to s
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
 from holdfast.lease import HELD, LOOK_AFTER, Hold, Word
-from holdfast.protocol.effects import Bell, Step
+from holdfast.protocol.effects import Step
 
 __all__ = ["Look", "Lookout", "Lookouts", "SharedHold", "look_steps", "plan_looks"]
 
 PAUSE: Final = 1.0  # between two looks at a room
+REST: Final = 0.03  # between two rounds of looks, however many rooms there are
 AT_ONCE: Final = 3  # looks that may come without one, after a time of quiet
 SETTLE: Final = 0.1  # for so long one of ours is on its way in or out: then there is something to be seen
 MOST: Final = 1000  # tokens in one request
@@ -76,17 +77,19 @@ class Lookout:
 class Lookouts:
     """The rooms that a client has watched, by key. The keeper adds and forgets them; any thread may call the rest."""
 
-    def __init__(self, bell: Bell) -> None:
+    def __init__(self, wake_the_keeper: Callable[[], None]) -> None:
         self.rooms: dict[str, Lookout] = {}
+        self.rests_until = -_NEVER  # when the keeper comes for the next round, without being asked
+        self.resting = False
         self.in_use = False  # whether this client has ever had such a hold: most have none among thousands of others
-        self._bell = bell
+        self._wake_the_keeper = wake_the_keeper
 
     def stir(self, key: str) -> None:
         """Something was written there: look."""
         lookout = self.rooms.get(key)
         if lookout is not None and lookout.look_at > 0.0:
             lookout.look_at = 0.0
-            self._bell.ring()
+            self._call_the_keeper()
 
     def stir_all(self) -> None:
         for key in list(self.rooms):
@@ -97,7 +100,11 @@ class Lookouts:
         lookout = self.rooms.get(hold.room[0])
         if lookout is not None and not lookout.moved:
             lookout.moved = True
-            self._bell.ring()
+            self._call_the_keeper()
+
+    def _call_the_keeper(self) -> None:
+        if not self.resting:
+            self._wake_the_keeper()
 
 
 class Look(NamedTuple):
@@ -109,6 +116,9 @@ class Look(NamedTuple):
 
 def plan_looks(holds: Iterable[Hold], lookouts: Lookouts, now: float) -> tuple[list[Look], float]:
     """At which rooms to look now, and when to think of it again. Rooms in which we have nobody are forgotten."""
+    if now < lookouts.rests_until:
+        return [], lookouts.rests_until
+    lookouts.resting = False  # before anything is read: what is written from here on rings the bell
     inside: dict[str, list[SharedHold]] = {}
     for hold in holds:
         if isinstance(hold, SharedHold) and hold.phase is HELD:
@@ -130,6 +140,9 @@ def plan_looks(holds: Iterable[Hold], lookouts: Lookouts, now: float) -> tuple[l
     for key, lookout in list(lookouts.rooms.items()):
         if key not in inside and now >= lookout.free_at:  # not before: who comes back at once has had its looks
             lookouts.rooms.pop(key, None)
+    if looks:
+        lookouts.rests_until = now + REST
+        lookouts.resting = True
     return looks, wakes_at
 
 

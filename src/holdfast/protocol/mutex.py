@@ -36,7 +36,7 @@ from holdfast.errors import (
     Unavailable,
     Unsupported,
 )
-from holdfast.lease import ENDED, HELD, TRYING, Hold, Terms, drift
+from holdfast.lease import ENDED, HELD, TRYING, Hold, Terms
 from holdfast.protocol.effects import (
     STOPPED,
     Effects,
@@ -76,7 +76,7 @@ TAKEN: Final = "its key is now another holder's"
 OF_ANOTHER_KIND: Final = -2  # what an acquire answers where the name is a rwlock, say
 
 MUTE: Final = "-"  # the channel of a waiter whom no bell can reach
-REFRESH: Final = 0.5  # how often a waiter shows that it lives; twice missed, it loses its place
+REFRESH: Final = 0.5  # how often a waiter shows that it lives; after a second without, it loses its place
 WATCH_AFTER: Final = 0.05  # the first in the queue has the key watched if it must wait longer than this
 
 _FIRST_PAUSE: Final = 0.004
@@ -330,18 +330,17 @@ def _given_up(hold: Hold, failed: StepFailed, started: float, until: float | Non
 def settle(hold: Hold) -> Effects[None]:
     """See to it that nothing of this hold stays on the server: now if that is quick, else let the keeper do it."""
     hold.phase = ENDED
-    if hold.unheard:  # it would be for the next request as well, and the caller's patience is over
-        yield from entrust(hold)
-        return
+    buried = 0
     try:
-        _, buried = yield from call(abandon_step(hold), GRACE, shielded=True)
+        if not hold.unheard:  # else this would be, as well, and the caller's patience is over
+            _, buried = yield from call(abandon_step(hold), GRACE, shielded=True)
+        if not buried:
+            yield from entrust(hold)
     except StepFailed:
-        buried = 0
+        yield from entrust(hold)
     except STOPPED:  # interrupted once more; nobody else knows of this token, so the keeper must
         yield from entrust(hold)
         raise
-    if not buried:
-        yield from entrust(hold)
 
 
 def release(hold: Hold, now: float) -> Effects[None]:
@@ -376,7 +375,7 @@ def release(hold: Hold, now: float) -> Effects[None]:
 def _free(hold: Hold, now: float) -> Effects[tuple[int, bool]]:
     """What became of the key (1 freed, 0 gone, -1 another's), and whether that is for certain the first word on it."""
     # Once it has ended by itself there is nothing more to wait for; the keeper sees to the rest.
-    until = min(now + hold.terms.timeout, hold.lasts)
+    until = min(now + hold.terms.timeout, hold.gone_by())
     resent = False
     attempt = 0
     # The first try ends early enough for a second to come before the lease ends, which may still be in its grace.
@@ -406,9 +405,8 @@ def _free(hold: Hold, now: float) -> Effects[tuple[int, bool]]:
 def _unreleased(hold: Hold, failed: StepFailed, sent: bool, now: float) -> HoldfastError:
     if not sent:
         return failed.error
-    ends = "has ended by itself meanwhile"
-    if now < hold.lasts:
-        ends = f"ends by itself in about {hold.lasts - now + drift(hold.terms.ttl):.2g} s at the latest"
+    left = hold.gone_by() - now
+    ends = f"ends by itself in about {left:.2g} s at the latest" if left > 0 else "has ended by itself meanwhile"
     return OutcomeUnknown(hold.name, "a release", f"it goes on in the background, and the lease {ends}")
 
 
@@ -421,6 +419,7 @@ def extend(hold: Hold, seconds: float) -> Effects[None]:
             f"extend({seconds:g})",
             f"max_hold={hold.terms.max_hold:g} leaves {hold.name!r} only {left:.3g} s more",
         )
+    hold.ask_to_prolong(seconds, now + hold.terms.timeout)
     asked_at = yield from insist(hold, renew_step(hold, seconds))
     hold.prolong(seconds, asked_at)
     hold.claimed = True

@@ -138,7 +138,11 @@ def downgrade_lease(lease: BaseWriteLease) -> Effects[None]:
     hold = lease._hold
     assert isinstance(hold, RoomHold)
     hold.wanted = ANY  # whatever comes of it: by the time we know, others may be inside
-    yield from mutex.insist(hold, Step("room_share", hold.room, (hold.token,)))
+    try:
+        yield from mutex.insist(hold, Step("room_share", hold.room, (hold.token,)))
+    finally:
+        if hold.lookouts is not None:
+            hold.lookouts.stir(hold.room[0])  # it was we who wrote there, and a watch has ended by that
 
 
 def use_a_side(both: object, *_: object) -> Never:
