@@ -245,7 +245,7 @@ DUMP = [
 ] + [["HGETALL", "h"], ["SMEMBERS", "s"]]
 
 
-@settings(max_examples=700, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(steps, min_size=20, max_size=80))
 def test_the_same_commands_get_the_same_replies(wire: Wire, sequence: list[list[str]]) -> None:
     wire.execute(*ROOMY)
@@ -277,7 +277,7 @@ moves = st.tuples(
 ) | st.tuples(st.just(OUTSIDER), st.sampled_from([FULL, ROOMY]))
 
 
-@settings(max_examples=800, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=500, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(moves, min_size=5, max_size=40))
 def test_transactions_of_two_connections_end_the_same(
     server: Server, wire: Wire, sequence: list[tuple[str, list[str]]]
@@ -334,7 +334,7 @@ lua_values = st.recursive(
 )
 
 
-@settings(max_examples=1500, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=800, deadline=None, suppress_health_check=list(HealthCheck))
 @given(value=lua_values, number=numbers)
 def test_lua_values_come_out_the_same(wire: Wire, value: str, number: str) -> None:
     store = Store()
