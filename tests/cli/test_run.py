@@ -24,6 +24,7 @@ from holdfast import guard
 from holdfast.cli import main, parse_duration
 from holdfast.cli.supervise import margins
 from tests.servers import Server, free_port
+from tests.support import Script
 
 PATIENCE_S = 20.0
 CLI = [sys.executable, "-m", "holdfast.cli"]
@@ -482,6 +483,25 @@ def test_a_signal_while_waiting_ends_the_wait_and_leaves_nothing(server, start, 
     assert client.exists("first") == 0
     assert len(helpers) == 2
     eventually(lambda: all(is_gone(helper.pid) for helper in helpers))
+
+
+def test_a_signal_that_strikes_in_a_destructor_is_not_lost(server):
+    code = """
+        from holdfast.cli.signals import Inbox, Signalled
+
+        class Dropped:
+            def __del__(self):
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        try:
+            with Inbox().interrupting():
+                Dropped()
+                time.sleep(60)
+        except Signalled as signalled:
+            say("ended by", signalled.signum)
+    """
+    with Script(code, server.url) as process:
+        process.hear(f"ended by {signal.SIGTERM.value}")
 
 
 # Signals -----------------------------------------------------------------------------------------------------

@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import select
 import signal
+import sys
+import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from types import FrameType
-from typing import Final
+from typing import Any, Final
 
 __all__ = ["ENDING", "PASSING", "Inbox", "Signalled"]
 
@@ -60,6 +63,8 @@ class Inbox:
     @contextmanager
     def interrupting(self) -> Iterator[None]:
         """Within, a signal raises Signalled."""
+        hook = sys.unraisablehook
+        sys.unraisablehook = partial(self._go_unraised, hook)
         self._interrupts = True
         try:
             for signum in self.take():  # it came before
@@ -68,6 +73,18 @@ class Inbox:
             yield
         finally:
             self._interrupts = False
+            sys.unraisablehook = hook
+
+    def _go_unraised(self, hook: Callable[[Any], object], unraisable: Any) -> None:
+        """Out of a destructor nothing can be raised. A signal that has struck there is sent again when that is over."""
+        signalled = unraisable.exc_value
+        if not isinstance(signalled, Signalled):
+            hook(unraisable)
+            return
+        self._interrupts = True
+        again = threading.Timer(0.01, os.kill, (os.getpid(), signalled.signum))
+        again.daemon = True
+        again.start()
 
     def take(self) -> list[int]:
         signals = []
