@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pytest
@@ -134,41 +136,37 @@ BUSY_ASYNCIO = """
 """
 
 
+@contextmanager
+def a_busy_crowd(admin: redis.Redis, code: str, url: str, processes: int, cohort: int) -> Iterator[None]:
+    """They are so many that there is always somebody who waits, on the server or in line within a process."""
+    with ExitStack() as stack:
+        busy = [stack.enter_context(Script(code, url, cohort)) for _ in range(processes)]
+        for process in busy:
+            process.hear("ready")
+        eventually(lambda: admin.exists("x"))
+        yield
+
+
 @pytest.mark.parametrize("code", [BUSY, BUSY_ASYNCIO], ids=["threads", "tasks"])
 @pytest.mark.parametrize(("processes", "cohort"), [(3, 0), (2, 64), (1, 64)])
 def test_plain_client_that_polls_beside_a_busy_crowd_gets_its_turn(
     url: str, admin: redis.Redis, code: str, processes: int, cohort: int
 ) -> None:
-    """They are so many that there is always somebody who waits, on the server or in line within a process."""
-    busy = [Script(code, url, cohort) for _ in range(processes)]
-    try:
-        for process in busy:
-            process.hear("ready")
-        eventually(lambda: admin.exists("x"))
+    with a_busy_crowd(admin, code, url, processes, cohort):
         theirs = redis.lock.Lock(admin, "x", timeout=10, sleep=0.05)
         assert theirs.acquire(blocking_timeout=25), "it polled for 25 s in vain"
         assert theirs.owned()
         theirs.release()
-    finally:
-        for process in busy:
-            process.__exit__(None, None, None)
 
 
 @pytest.mark.parametrize(("processes", "cohort"), [(3, 0), (1, 64)])
 def test_a_try_that_does_not_wait_gets_in_beside_a_busy_crowd_as_any_poll_does(
     url: str, client: holdfast.Client, admin: redis.Redis, processes: int, cohort: int
 ) -> None:
-    busy = [Script(BUSY, url, cohort) for _ in range(processes)]
-    try:
-        for process in busy:
-            process.hear("ready")
-        eventually(lambda: admin.exists("x"))
+    with a_busy_crowd(admin, BUSY, url, processes, cohort):
         lease = eventually(lambda: client.lock("x").acquire(blocking=False), 25.0, "it tried for 25 s in vain")
         assert lease.held
         lease.release()
-    finally:
-        for process in busy:
-            process.__exit__(None, None, None)
 
 
 # Theft.
