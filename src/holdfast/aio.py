@@ -24,7 +24,7 @@ from typing import (
 from holdfast.decorated import BaseCached, CacheOptions, exclusive_wait, finished, refuse_bare, refuse_result
 from holdfast.drivers.aio import Driver
 from holdfast.engines.target import aim
-from holdfast.errors import AcquireTimeout, ServerSilent
+from holdfast.errors import AcquireTimeout
 from holdfast.face import FENCED, BaseClient, fenced_options
 from holdfast.lease import BaseLease
 from holdfast.options import Options, client_terms, patience, seconds, whole
@@ -566,9 +566,8 @@ class Client(BaseClient):
                         entered = True
                         result = function(*args, **kwargs)
                         return finished(await result if inspect.isawaitable(result) else result, f"exclusive({name!r})")
-                except AcquireTimeout as refused:
-                    # That of another lock, within the function, is not for us; and who says nothing is not busy.
-                    if entered or busy != "skip" or isinstance(refused, ServerSilent):
+                except AcquireTimeout:
+                    if entered or busy != "skip":  # entered: it is that of another lock, within the function
                         raise
                     return default
 

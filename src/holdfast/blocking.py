@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec,
 from holdfast.decorated import BaseCached, exclusive_wait, finished, refuse_bare, refuse_result
 from holdfast.drivers.blocking import Driver
 from holdfast.engines.target import aim
-from holdfast.errors import AcquireTimeout, ServerSilent
+from holdfast.errors import AcquireTimeout
 from holdfast.face import FENCED, BaseClient, fenced_options
 from holdfast.lease import BaseLease
 from holdfast.options import Options, client_terms, patience, seconds, whole
@@ -511,9 +511,8 @@ class Client(BaseClient):
                     with lock:
                         entered = True
                         return finished(function(*args, **kwargs), f"exclusive({name!r})")
-                except AcquireTimeout as refused:
-                    # That of another lock, within the function, is not for us; and who says nothing is not busy.
-                    if entered or busy != "skip" or isinstance(refused, ServerSilent):
+                except AcquireTimeout:
+                    if entered or busy != "skip":  # entered: it is that of another lock, within the function
                         raise
                     return default
 

@@ -2,8 +2,7 @@
 
     HoldfastError
     ├── NotAcquired                  the lock was not obtained
-    │   ├── AcquireTimeout           ... within the wait (also a TimeoutError)
-    │   │   └── ServerSilent         ... because no server answered (also an Unavailable)
+    │   ├── AcquireTimeout           ... within the wait: another holder has it (also a TimeoutError)
     │   └── WouldDeadlock            ... because to wait for it could last for ever (also a RuntimeError)
     ├── LeaseLost                    it was held, and no longer is
     ├── NotHeld                      a release of what is not held (also a RuntimeError)
@@ -28,6 +27,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from holdfast.holder import Holder
+
 __all__ = [
     "AcquireTimeout",
     "ComputeFailed",
@@ -41,7 +42,6 @@ __all__ = [
     "NotHeld",
     "OutcomeUnknown",
     "OverRelease",
-    "ServerSilent",
     "StaleFence",
     "Unavailable",
     "UnsafeRecipeWarning",
@@ -85,13 +85,17 @@ class NotAcquired(HoldfastError):
 
 
 class AcquireTimeout(NotAcquired, TimeoutError):
-    """The lock was not obtained within the wait."""
+    """The lock was not obtained within the wait, because another holder has it.
 
-    def __init__(self, name: str, waited: float, reason: str = "") -> None:
-        super().__init__(
-            name, reason or "someone else holds it. Wait longer (wait=), or catch AcquireTimeout and come back later"
-        )
+    ``holder`` says who, as far as that is known: None behind other waiters, or while the lock is left free for polling
+    clients. A server that does not answer is never an AcquireTimeout, but Unavailable.
+    """
+
+    def __init__(self, name: str, waited: float, reason: str = "", holder: Holder | None = None) -> None:
+        by = f"{holder} holds it" if holder is not None else "others are before us"
+        super().__init__(name, reason or f"{by}. Wait longer (wait=), or catch AcquireTimeout and come back later")
         self.waited = waited
+        self.holder = holder
 
     def _message(self) -> str:
         waited = f"within {self.waited:.3g} s" if self.waited else "at the first try"
@@ -222,27 +226,16 @@ class OutcomeUnknown(HoldfastError):
 class Unavailable(HoldfastError, ConnectionError):
     """No server could be used. ``causes`` says why, by server (addresses carry no credentials)."""
 
-    def __init__(self, causes: Mapping[str, str], advice: str) -> None:
+    def __init__(self, causes: Mapping[str, str], advice: str, subject: str = "") -> None:
         super().__init__()
         self.causes = dict(causes)
         self.advice = advice
+        self.subject = subject  # what it was needed for, such as "lock 'x'"
 
     def _message(self) -> str:
         why = "; ".join(f"{server}: {cause}" for server, cause in self.causes.items())
-        return f"cannot use {why}. {self.advice}"
-
-
-class ServerSilent(AcquireTimeout, Unavailable):
-    """The wait is over and the server has not answered: who holds the lock is not known."""
-
-    def __init__(self, name: str, waited: float, causes: Mapping[str, str], advice: str) -> None:
-        Unavailable.__init__(self, causes, advice)
-        self.name = name
-        self.waited = waited
-        self.reason = Unavailable._message(self)
-
-    def _message(self) -> str:
-        return f"lock {self.name!r} was not acquired within {self.waited:.3g} s: {self.reason}"
+        subject = f"{self.subject}: " if self.subject else ""
+        return f"{subject}cannot use {why}. {self.advice}"
 
 
 class Unsupported(HoldfastError):

@@ -17,13 +17,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from weakref import ref
 
-from holdfast.errors import LeaseLost, NotHeld
+from holdfast.errors import HoldfastError, LeaseLost, NotHeld
 from holdfast.names import Keys
 
 if TYPE_CHECKING:
     from holdfast.protocol.cohort import Gate
     from holdfast.protocol.effects import Bell
     from holdfast.protocol.mutex import Kind
+    from holdfast.protocol.replies import Refused
 
 __all__ = ["ENDED", "HELD", "LOST", "TRYING", "BaseLease", "Hold", "Terms", "Word", "drift"]
 
@@ -38,8 +39,6 @@ _HANDED_OVER: Final = "was handed over, and this lease has ended: whoever adopts
 FENCES: Final = 64  # the server sets so many aside for a holder that may pass its lease on within its process
 STINT: Final = 0.1  # how long a process may go on passing it on, in seconds
 LOOK_AFTER: Final = 0.1  # a hold that lasts so long is watched; shorter ones pay nothing
-CLAIM_AFTER: Final = 0.02  # and one that was granted for one grace only is claimed in full after this
-GRACE_MS: Final = 750  # for so long a lock is written over to the waiter whose turn it is; then it must be claimed
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,27 +55,25 @@ class Terms:
     timeout: float
     fence_retention: float
     ttl_ms: int = field(init=False)
-    grace_ms: int = field(init=False)
     fences: int = field(init=False)  # how many the server sets aside: one for each holder of a cohort
-    said: tuple[str, str, str, str] = field(init=False)  # ttl, retention, fences and grace, as a step says them
+    said: tuple[str, str, str] = field(init=False)  # ttl, retention and fences, as a step says them
     trust: float = field(init=False)  # how long a holder may rely on a fresh ttl
     renewed_with: float = field(init=False)  # how much of its validity is left when it is renewed
     call_timeout: float = field(init=False)  # of one step, if the caller is in no hurry
-    resend_after: float = field(init=False)  # the same where the caller's patience is the client's timeout
+    first_try: float = field(init=False)  # of the first try at a step: a reply may have been swallowed on its way
 
     def __post_init__(self) -> None:
         ttl_ms, retention_ms = round(self.ttl * 1000), round(self.fence_retention * 1000)
-        grace_ms, fences = min(ttl_ms, GRACE_MS), min(self.cohort + 1, FENCES)
+        fences = min(self.cohort + 1, FENCES)
         for name, value in (
             ("ttl_ms", ttl_ms),
-            ("grace_ms", grace_ms),
             ("fences", fences),
-            ("said", (str(ttl_ms), str(retention_ms), str(fences), str(grace_ms))),
+            ("said", (str(ttl_ms), str(retention_ms), str(fences))),
             ("trust", self.ttl - drift(self.ttl)),
             ("renewed_with", self.ttl * 2 / 3),
-            ("call_timeout", min(self.ttl / 3, self.timeout)),
-            # Twice that fits into the timeout; but however short the ttl, a round trip should.
-            ("resend_after", max(min(self.ttl / 3, self.timeout / 2), min(0.1, self.timeout))),
+            # However short the ttl, a round trip should fit in.
+            ("call_timeout", max(min(self.ttl / 3, self.timeout), min(0.1, self.timeout))),
+            ("first_try", max(min(self.ttl, self.timeout) / 3, min(0.1, self.timeout))),
         ):
             object.__setattr__(self, name, value)
 
@@ -87,13 +84,13 @@ def drift(ttl: float) -> float:
 
 
 class Word(NamedTuple):
-    """What a bell said: at that time of the server's, the lock was written over to us, for that long."""
+    """A notification of the server: this waiter was granted the lock, or should ask for it again after a pause."""
 
-    fence: int  # 0: it was not, but it is worth asking again, in so many ms
-    at_us: int
-    grace_ms: int
-    heard_at: float  # on our own clock
-    slot: int = -1  # in which place of a room, if it is one
+    fence: int  # of the grant; 0: nothing was granted, ask again
+    at_us: int  # when it was sent, by the server's clock
+    heard_at: float  # when it was received, by our clock
+    slot: int = -1  # the permit that was granted, if it is a numbered one
+    pause_ms: int = 0  # before asking again
 
 
 class Hold:
@@ -110,6 +107,7 @@ class Hold:
     bell: Bell | None = None
     word: Word | None = None  # what the server's bell said last
     asked = (0.0, 0)  # our time before, and the server's time at, the last step that it answered
+    outcome: Refused | HoldfastError | None = None  # of the last acquire step
     queued = False  # it stands in the queue on the server, as far as we know
     fate: dict[None, object] | None = None  # who has called it to the seat of its process; or that it has left
     seated = True  # False from when it stands in line for the seat of its process until it has come to sit
@@ -124,7 +122,6 @@ class Hold:
     may_last = 0.0  # and until when it may, at most, if a renewal under way or of unknown outcome comes through
     deadline = 0.0  # what the holder may rely on: as long as it lasts, or max_hold
     ends = _NEVER  # where max_hold puts an end to it
-    claimed = True  # the server keeps it for the whole ttl, not only for one grace
     look_at = _NEVER  # when the keeper should see to it even though it is not due
     retry_at = 0.0
     passed = False  # we have it from another holder in this process
@@ -178,27 +175,27 @@ class Hold:
         self.look_at = asked_at + LOOK_AFTER
 
     def rung(self, word: Word, now: float) -> bool:
-        """The server wrote it over to us and said so in a bell; whether that is still worth something.
+        """The server granted it for our ttl and notified us; False if that is too long ago to rely on it.
 
-        When that was on our clock, we know by the last step that brought us the server's time: it was executed after
-        it was sent. A bell that was long under way, or a server whose clock was set, is thereby never believed more
-        than is true.
+        The notification has the server's time of the grant. The last step that the server answered ties that clock to
+        ours: it was executed after we sent it. So a notification that was long under way is never believed more than
+        is true.
         """
         asked_at, asked_us = self.asked
         since = (word.at_us - asked_us) / 1e6
         if since < 0:
-            return False  # we were refused after that, so it has come to nothing
+            return False  # we were refused after that, so the grant is gone; or the server's clock was set back
         granted_at = min(asked_at + since, word.heard_at)
-        grace = word.grace_ms / 1000
-        lasts = granted_at + grace - drift(grace + since)
+        ttl = self.terms.ttl
+        lasts = granted_at + ttl - drift(ttl + since)
         if now >= lasts:
             return False
         self.passes = self.terms.fences - 1
         self.stint_ends = now + STINT
         self.shut_since = 0.0
         self._begin(word.fence, now, lasts)
-        self.claimed = False
-        self.look_at = min(now + CLAIM_AFTER, now + (lasts - now) / 3)
+        self.slot = word.slot
+        self.look_at = now + LOOK_AFTER
         return True
 
     def inherit(self, giver: Hold, now: float) -> None:
@@ -209,11 +206,8 @@ class Hold:
         self.stint_ends = giver.stint_ends
         self.shut_since = giver.shut_since
         self.shut_turns = giver.shut_turns + 1
-        self.claimed = claimed = giver.claimed
-        look_at = giver.look_at
-        if look_at == _NEVER:  # the keeper has looked, or is at it, and what it finds is for the giver
-            look_at = now + (LOOK_AFTER if claimed else CLAIM_AFTER)
-        self.look_at = look_at
+        # If the keeper has looked, or is at it, what it finds is for the giver.
+        self.look_at = giver.look_at if giver.look_at != _NEVER else now + LOOK_AFTER
         self._begin(giver.fence + 1, now, giver.lasts)
 
     def follow(self, other: Hold) -> None:
@@ -278,9 +272,6 @@ class Hold:
         """What it means that the deadline has passed."""
         if self.deadline >= self.ends:
             return f"it was held for its max_hold of {self.terms.max_hold:g} s"
-        if not self.claimed:
-            grace = self.terms.grace_ms / 1000
-            return f"it was not claimed within {grace:g} s of its grant, because this process was stopped or too busy"
         if not self.terms.renew:
             return f"its ttl of {self.terms.ttl:g} s ran out, and it is not renewed (renew=False)"
         return f"its ttl of {self.terms.ttl:g} s ran out before it could be renewed"

@@ -411,10 +411,9 @@ def test_a_hung_server_ends_the_wait_not_the_patience(play: Any) -> None:
             pass
         api.hang()
         try:
-            with pytest.raises(holdfast.AcquireTimeout) as caught:
+            with pytest.raises(holdfast.Unavailable, match="lock 'a'.* did not answer within 0.3"):
                 async with client.lock("a", wait=0.3):
                     raise AssertionError("entered")
-            assert isinstance(caught.value, holdfast.Unavailable)
         finally:
             api.resume()
         async with client.lock("a", wait=10):

@@ -34,7 +34,7 @@ from holdfast.cli import BUSY, LOST, UNAVAILABLE, USAGE, Voice
 from holdfast.cli.child import Child, Ended, Stopped
 from holdfast.cli.signals import ENDING, Inbox, Signalled
 from holdfast.drivers.clock import now
-from holdfast.errors import HoldfastError, LeaseLost, NotAcquired, NotHeld, ServerSilent, Unavailable, Unsupported
+from holdfast.errors import HoldfastError, LeaseLost, NotAcquired, NotHeld, Unavailable, Unsupported
 from holdfast.guard import stamp
 
 __all__ = ["Margins", "Run", "margins"]
@@ -169,19 +169,16 @@ class Run:
         lock = self._lock
         try:
             lease = lock.acquire(blocking=False)
-        except ServerSilent:
+        except Unavailable:
             if until is not None and now() >= until:
                 raise
-            lease = None
+            return lock.acquire(timeout=-1 if until is None else max(0.0, until - now()))
         if lease is not None or (until is not None and now() >= until):
             return lease
         left = None if until is None else until - now()
         patience = "" if left is None else f", at most {left:.3g} s"
         self._voice.say("waiting", f"waiting for lock {lock.name!r}{patience}", name=lock.name)
-        lease = lock.acquire(timeout=-1 if left is None else max(0.0, left))
-        if lease is not None:
-            lease.extend(self._ttl)  # what a bell brings is ours for a moment only, and we judge by how much is left
-        return lease
+        return lock.acquire(timeout=-1 if left is None else max(0.0, left))
 
     # Running the command --------------------------------------------------------------------------------------------
 

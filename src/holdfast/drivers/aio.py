@@ -130,6 +130,7 @@ class Driver:
             fx.Caller: lambda _: asyncio.current_task(self._loop),
             fx.Entrust: self._entrust,
             fx.Tell: lambda effect: self._tell(effect.hold),
+            fx.Warn: lambda effect: log.warning("%s", effect.message),
             fx.CloseLink: lambda effect: self._links.close(effect.link),
         }
         self._name_channel()

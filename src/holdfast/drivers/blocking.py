@@ -164,6 +164,8 @@ class Driver:
             return self.engine.open_link(effect.timeout)
         if isinstance(effect, fx.CloseLink):
             return self.engine.close_link(effect.link)
+        if isinstance(effect, fx.Warn):
+            return log.warning("%s", effect.message)
         assert isinstance(effect, fx.Tell)
         return self._tell(effect.hold)
 

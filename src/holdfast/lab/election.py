@@ -15,7 +15,7 @@ from holdfast.lab.visits import AT_ONCE, NEWCOMER, ask, cast_in, give_back, stay
 from holdfast.names import keys_of
 from holdfast.protocol.election import BaseElection, BaseTerms
 from holdfast.protocol.lock import BaseLock
-from holdfast.protocol.mutex import SHORTEST_CALL
+from holdfast.protocol.retry import SHORTEST_CALL
 
 __all__ = ["election_config"]
 

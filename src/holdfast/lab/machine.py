@@ -322,6 +322,8 @@ class Process:
             return machine.keep()
         if isinstance(effect, fx.Tell):
             return effect.hold.notify() if effect.hold.notify is not None else None
+        if isinstance(effect, fx.Warn):
+            return world.warnings.append(effect.message)
         if isinstance(effect, fx.Attach):
             block = _Block(self)
             effect.hold.notify = block.cancel

@@ -23,7 +23,7 @@ from holdfast.protocol.effects import Command, Step, StepFailed
 
 __all__ = ["DELIVERED", "Fate", "Message", "Stuck", "World", "failed", "perform", "silence", "watched_keys"]
 
-_LEAST_SAID: Final = 4  # of a refusal; fifth comes the key, if it is one of several
+_KEY: Final = 5  # the place of the key in a refusal that concerns one of several
 
 
 class Stuck(Exception):
@@ -72,8 +72,8 @@ def watched_keys(step: Step, reply: Any) -> list[bytes]:
     A server tells of all that the step has read; but nobody minds side keys, nor, of several locks, others than the one
     that has refused.
     """
-    if isinstance(reply, list | tuple) and len(reply) > _LEAST_SAID and isinstance(reply[_LEAST_SAID], bytes):
-        return [reply[_LEAST_SAID]]
+    if isinstance(reply, list | tuple) and len(reply) > _KEY:
+        return [reply[_KEY]]
     return [key.encode() for key in step.keys if key == step.keys[0] or ":hf1:" not in key]
 
 
@@ -97,6 +97,7 @@ class World:
         self.mute = False  # the server forbids pub/sub
         self.tracking = True  # the server tells of foreign writes
         self.sent: list[Message] = []
+        self.warnings: list[str] = []  # what was logged
         self.hung = False  # the server reads nothing; what is sent waits
         self.down = False  # nothing listens there
         self._listening: dict[bytes, Machine] = {}  # by channel

@@ -6,11 +6,12 @@
 --      5 the tombstone of this token
 -- ARGV 1 token   2 ttl in ms   3 how long a fence is remembered after it was given out, in ms
 --      4 how many fences to set aside for this holder and those it may pass the lock on to
---      5 the channel of its bell ('-': queue without one, '': do not queue)   6 its grace in ms
+--      5 its notification channel ('-': queue without one, '': do not queue)
 --
 -- Returns the fence                 granted; the ttl is full (or longer), whether the key was free or already ours
---         {0, ms, now_us, first}    refused; ms until the holder's lease ends, -1 if it never does; the time here;
---                                   first is 1 if nobody else is before us in the queue
+--         {0, ms, now_us, first, holder}   refused; ms until the holder's lease ends, -1 if it never does; the time here;
+--                                   first is 1 if nobody else is before us in the queue; holder is the token of the
+--                                   holder, '' in a yield window
 --         {-1, 0}                   refused; this token was given up before this request arrived
 --         {-2, kind}                refused; the name is in use as another kind of lock, which keeps the queue for that
 --
@@ -78,7 +79,7 @@ if ARGV[5] ~= '' then
   local tail = redis.call('ZRANGE', KEYS[3], -1, -1, 'WITHSCORES')[2]
   local arrival = tail and tonumber(tail) >= now and string.format('%.0f', tail + 1) or now_us
   redis.call('ZADD', KEYS[3], 'NX', arrival, ARGV[1]) -- who stands there already keeps its place
-  local entry = now_us .. ' ' .. ARGV[6] .. ' ' .. ARGV[3] .. ' ' .. ARGV[4] .. ' ' .. ARGV[5]
+  local entry = now_us .. ' ' .. ARGV[2] .. ' ' .. ARGV[3] .. ' ' .. ARGV[4] .. ' ' .. ARGV[5]
   redis.call('HSET', KEYS[4], ARGV[1], entry)
   redis.call('PEXPIRE', KEYS[3], 5000)
   redis.call('PEXPIRE', KEYS[4], 5000)
@@ -86,4 +87,4 @@ if ARGV[5] ~= '' then
 end
 -- Read last, whatever else was read or written: a client that has the lock watched is told of the next write to it.
 local left_ms = redis.call('PTTL', KEYS[1])
-return {0, free_in_ms or left_ms, now, first}
+return {0, free_in_ms or left_ms, now, first, owner or ''}

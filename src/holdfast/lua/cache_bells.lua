@@ -19,6 +19,6 @@ local function ring_all()
   local waiters = redis.call('HGETALL', KEYS[3])
   redis.call('DEL', KEYS[3])
   for place = 1, #waiters, 2 do
-    redis.pcall('PUBLISH', waiters[place], waiters[place + 1] .. ' 0 ' .. now_us .. ' 0')
+    redis.pcall('PUBLISH', waiters[place], waiters[place + 1] .. ' ask ' .. now_us .. ' 0')
   end
 end

@@ -21,29 +21,35 @@ end
 
 local ENTRY = '^%d+ (%d+) (%d+) (%d+) (.+)$' -- what a waiter wants, after when it was last seen
 
--- Write a free lock over to the waiter who is next, for one grace, and ring its bell. One that would not hear it has
--- ended, or has lost its listener and will be back: it is passed over, unless it is like that with all of them.
--- Who is next was looked up by the caller, who often has to know it anyway.
+-- Give a free lock to the next waiter. One with a subscriber is granted its full ttl, with a fence, and is notified. One
+-- without has ended, or will be back: it is passed over if another one can be notified. A waiter of which that is not known,
+-- and one that wants other names as well (0 fences), gets a short reservation, and its own next acquire makes it a grant.
+-- The caller has looked up which waiter is first, because it often has to know that anyway.
 local function grant(first, entry)
   local chosen = {first, string.match(entry, ENTRY)}
-  if not is_heard(chosen[5]) then
+  local state = listeners(chosen[5])
+  if state == ABSENT then
     for _, later in ipairs(redis.call('ZRANGE', KEYS[3], 1, 15)) do
       local theirs = redis.call('HGET', KEYS[4], later) or ''
       local other = {later, string.match(theirs, ENTRY)}
-      if other[5] and is_present(theirs) and is_heard(other[5]) then
-        chosen = other
+      local found = other[5] and is_present(theirs) and listeners(other[5]) or ABSENT
+      if found ~= ABSENT then
+        chosen, state = other, found
         break
       end
     end
   end
-  local token, grace_ms, retention_ms, fences, channel = unpack(chosen)
-  local fence = mint(redis.call('GET', KEYS[2]), fences, retention_ms)
-  strike_off(token)
-  redis.call('SET', KEYS[1], token, 'PX', grace_ms)
-  if fences == '0' then
-    fence, grace_ms = 0, 0 -- it wants other names as well: this one is kept for it, and it is to come and ask for all
+  local token, ttl_ms, retention_ms, fences, channel = unpack(chosen)
+  if state == SUBSCRIBED and fences ~= '0' then
+    local fence = mint(redis.call('GET', KEYS[2]), fences, retention_ms)
+    strike_off(token)
+    redis.call('SET', KEYS[1], token, 'PX', ttl_ms)
+    notify_grant(channel, token, fence, -1)
+  else
+    strike_off(token)
+    redis.call('SET', KEYS[1], token, 'PX', reservation_ms(ttl_ms))
+    notify_ask(channel, token, 0)
   end
-  ring(channel, token, fence, grace_ms)
 end
 
 local function grant_next()
@@ -65,7 +71,7 @@ local function free_or_grant(token, entry)
   elseif grants >= GRANTS and now >= free_until + SHUT_US + free_until % (2 * SHUT_US) then
     local open_us = math.min(OPEN_US, math.max(5000, math.floor((now - free_until) / 20)))
     redis.call('HSET', KEYS[4], '', string.format('%.0f 0', now + open_us))
-    ring(string.match(entry, '(%S+)$'), token, 0, math.ceil(open_us / 1000))
+    notify_ask(string.match(entry, '(%S+)$'), token, math.ceil(open_us / 1000))
     return
   end
   redis.call('HSET', KEYS[4], '', string.format('%.0f %d', free_until, grants + 1))

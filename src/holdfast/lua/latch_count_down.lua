@@ -35,7 +35,7 @@ end
 redis.call('SET', KEYS[6], left, 'PX', ARGV[5])
 if left == '0' then
   local time = redis.call('TIME')
-  local words = ' 0 ' .. time[1] .. string.sub('00000' .. time[2], -6) .. ' 0'
+  local words = ' ask ' .. time[1] .. string.sub('00000' .. time[2], -6) .. ' 0'
   local waiters = redis.call('ZRANGE', KEYS[2], 0, -1)
   redis.call('DEL', KEYS[2])
   for _, waiter in ipairs(waiters) do

@@ -32,7 +32,7 @@ for name = 1, NAMES do
     elseif was_first and owner ~= ARGV[1] then
       local next_token, entry = head()
       if next_token then
-        ring(string.match(entry, '(%S+)$'), next_token, 0, 0) -- it is first now, and should have the lock watched
+        notify_ask(string.match(entry, '(%S+)$'), next_token, 0) -- it is first now, and should have the lock watched
       end
     end
   end

@@ -3,12 +3,13 @@
 -- KEYS five for each name, see several.lua
 -- ARGV 1 token   2 ttl in ms   3 how long a fence is remembered after it was given out, in ms
 --      4 0, the fences that a waiter for several names wants of one
---      5 the channel of its bell ('-': queue without one, '': do not queue)   6 its grace in ms
---      7 since when it waits, by the time here in us (0: it has not)
+--      5 its notification channel ('-': queue without one, '': do not queue)
+--      6 since when it waits, by the time here in us (0: it has not)
 --
 -- Returns the fence                 granted, all of them, with this one fence; the ttl is full (or longer)
---         {0, ms, now_us, first, lock}   refused by that lock; ms until the lease of its holder ends, negative if that is
---                                   not known; the time here; first is 1 if nobody else is before us in its queue
+--         {0, ms, now_us, first, holder, lock}   refused by that lock; ms until the lease of its holder ends, negative if
+--                                   that is not known; the time here; first is 1 if nobody else is before us in its queue;
+--                                   holder is the token of the holder, '' if there is none
 --         {-1, 0}                   refused; this token was given up before this request arrived
 --         {-2, kind}                refused; one of the names is in use as another kind of lock
 --
@@ -42,7 +43,7 @@ end
 
 -- include passing.lua
 
-local token, mine = ARGV[1], tonumber(ARGV[7])
+local token, mine = ARGV[1], tonumber(ARGV[6])
 local free_in_ms, other_kind
 
 -- Whether nobody who waits for the name looked at, which is free, comes before us. If somebody does, they are told.
@@ -56,14 +57,14 @@ local function is_our_turn()
     end
     local entry = redis.call('HGET', KEYS[4], waiter) or ''
     local wants, channel = string.match(entry, ' (%d+) (%S+)$')
-    if wants and is_present(entry) and is_heard(channel) then
+    if wants and is_present(entry) and listeners(channel) ~= ABSENT then
       if wants ~= '0' then
         grant_next()
         return false
       end
       local since = tonumber(redis.call('ZSCORE', KEYS[3], waiter))
       if mine == 0 or since < mine or (since == mine and waiter < token) then
-        ring(channel, waiter, 0, 0)
+        notify_ask(channel, waiter, 0)
         return false
       end
       return true
@@ -158,7 +159,7 @@ if ARGV[5] ~= '' then
     local arrival = mine > 0 and mine or tail and tonumber(tail) >= now and tail + 1 or now
     redis.call('ZADD', KEYS[3], string.format('%.0f', arrival), token)
   end
-  local entry = now_us .. ' ' .. ARGV[6] .. ' ' .. ARGV[3] .. ' ' .. ARGV[4] .. ' ' .. ARGV[5]
+  local entry = now_us .. ' ' .. ARGV[2] .. ' ' .. ARGV[3] .. ' ' .. ARGV[4] .. ' ' .. ARGV[5]
   redis.call('HSET', KEYS[4], token, entry)
   redis.call('PEXPIRE', KEYS[3], 5000)
   redis.call('PEXPIRE', KEYS[4], 5000)
@@ -166,4 +167,4 @@ if ARGV[5] ~= '' then
 end
 -- Read last, whatever else was read or written: a client that has the lock watched is told of the next write to it.
 local left_ms = redis.call('PTTL', KEYS[1])
-return {0, free_in_ms or left_ms, now, first, KEYS[1]}
+return {0, free_in_ms or left_ms, now, first, redis.call('GET', KEYS[1]) or '', KEYS[1]}

@@ -15,8 +15,8 @@ local function pass_on(given_back)
     return
   end
   local wants, channel = string.match(entry, ' (%d+) (%S+)$')
-  if wants == '0' and is_heard(channel) then
-    ring(channel, token, 0, 0)
+  if wants == '0' and listeners(channel) ~= ABSENT then
+    notify_ask(channel, token, 0)
   elseif given_back then
     free_or_grant(token, entry)
   else

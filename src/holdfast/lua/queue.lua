@@ -2,8 +2,8 @@
 -- and Returns nothing of its own. One step is always one whole file: the other, with this one in it.
 --
 -- KEYS, in every step: 3 the queue: tokens by time of arrival
---                      4 the waiters: token -> when it was last seen, its grace, how long its fence is remembered,
---                        how much it wants (a matter of its kind), and the channel of its bell ('-': it has none and
+--                      4 the waiters: token -> when it was last seen, its ttl in ms, how long its fence is remembered,
+--                        how much it wants (a matter of its kind), and its notification channel ('-': it has none and
 --                        asks again by itself)
 --
 -- Time is the server's, read once a step. A waiter shows that it lives by asking again every half second. One that
@@ -38,14 +38,30 @@ local function head(token)
   end
 end
 
-local function ring(channel, token, fence, ms)
+-- Notify a waiter that it holds the lock now. The notification has no duration: the waiter knows its own ttl.
+local function notify_grant(channel, token, fence, slot)
+  redis.pcall('PUBLISH', channel, token .. ' ' .. fence .. ' ' .. now_us .. ' ' .. slot)
+end
+
+-- Notify a waiter that its acquire step should be sent again, after that pause.
+local function notify_ask(channel, token, pause_ms)
   if channel ~= '-' then
-    redis.pcall('PUBLISH', channel, token .. ' ' .. fence .. ' ' .. now_us .. ' ' .. ms)
+    redis.pcall('PUBLISH', channel, token .. ' ask ' .. now_us .. ' ' .. pause_ms)
   end
 end
 
--- Whether a bell on that channel would be heard, as far as this server can tell.
-local function is_heard(channel)
-  local heard = channel == '-' or redis.pcall('PUBSUB', 'NUMSUB', channel)
-  return type(heard) ~= 'table' or heard.err or heard[2] > 0
+-- What this server knows of a channel: SUBSCRIBED, ABSENT (its process has ended, or has lost its subscriber), or
+-- UNKNOWN ('-', or this user may not ask).
+local SUBSCRIBED, ABSENT, UNKNOWN = 1, 0, -1
+local function listeners(channel)
+  local found = channel ~= '-' and redis.pcall('PUBSUB', 'NUMSUB', channel)
+  if not found or found.err then
+    return UNKNOWN
+  end
+  return found[2] > 0 and SUBSCRIBED or ABSENT
+end
+
+-- How long a lock is reserved for a waiter that may not be there: its own next acquire step makes it a grant.
+local function reservation_ms(ttl_ms)
+  return math.min(750, tonumber(ttl_ms))
 end

@@ -80,30 +80,37 @@ local function seat(token, wanted, lease_ms)
   return place
 end
 
--- Let in those who wait, one after the other, as long as they fit: each for one grace, with a bell. Who does not fit
--- lets nobody pass. One who would not hear a bell has ended, or has lost its listener and will be back, and is passed over.
+-- Admit the waiters one after the other, as long as they fit. A waiter that does not fit lets none pass. One with a
+-- subscriber is granted its full ttl, with a fence, and is notified; one without is passed over; one of which that is not
+-- known gets a short reservation, and its own next acquire makes it a grant.
 -- With ``me``, who asks just now: whether it is its turn, and it fits; and whether nobody is in front of it.
 local function let_in(me, wanted)
   for _ = 1, 8 do
     local moved = false
     for _, token in ipairs(redis.call('ZRANGE', KEYS[3], 0, 15)) do
       local entry = redis.call('HGET', KEYS[4], token)
-      local grace_ms, retention_ms, wants, channel = string.match(entry or '', '^%d+ (%d+) (%d+) (%a%w*) (.+)$')
+      local ttl_ms, retention_ms, wants, channel = string.match(entry or '', '^%d+ (%d+) (%d+) (%a%w*) (.+)$')
       if token == me then
         return fits(wanted), true
       elseif token == '' then -- no waiter
       elseif not channel or not is_present(entry) then
         strike_off(token)
         moved = true
-      elseif is_heard(channel) then
-        if not fits(wants) then
+      else
+        local state = listeners(channel)
+        if state ~= ABSENT and not fits(wants) then
           return false, false
+        elseif state == SUBSCRIBED then
+          last = mint(last or redis.call('GET', KEYS[2]), '1', retention_ms)
+          strike_off(token)
+          notify_grant(channel, token, last, seat(token, wants, ttl_ms))
+          moved = true
+        elseif state == UNKNOWN then
+          strike_off(token)
+          seat(token, wants, reservation_ms(ttl_ms))
+          notify_ask(channel, token, 0)
+          moved = true
         end
-        last = mint(last or redis.call('GET', KEYS[2]), '1', retention_ms)
-        strike_off(token)
-        local place = seat(token, wants, grace_ms)
-        ring(channel, token, last, grace_ms .. ' ' .. place)
-        moved = true
       end
     end
     if not moved then

@@ -3,12 +3,13 @@
 -- KEYS 1 those inside   2 the last fence   3 the queue   4 its waiters   5 the places
 --      6 the tombstone of this token   7 the name itself, which is a key if it is locked by a mutex
 -- ARGV 1 token   2 ttl in ms   3 how long a fence is remembered after it was given out, in ms
---      4 what kind of room it is   5 the channel of its bell ('-': queue without one, '': do not queue)
---      6 its grace in ms   7 how much it wants: 'n5' one of five places, 'any' one of very many, 'all' of them
+--      4 what kind of room it is   5 its notification channel ('-': queue without one, '': do not queue)
+--      6 how much it wants: 'n5' one of five places, 'any' one of very many, 'all' of them
 --
 -- Returns {1, fence, place}         granted; the ttl is full (or longer), whether it is new or was inside already
---         {0, ms, now_us, first}    refused; ms until the first lease inside ends; the time here;
---                                   first is 1 if nobody else is before us in the queue
+--         {0, ms, now_us, first, holder}   refused; ms until the first lease inside ends; the time here;
+--                                   first is 1 if nobody else is before us in the queue; holder is the token of the
+--                                   holder whose lease ends first, '' if nobody is inside
 --         {-1, 0}                   refused; this token was given up before this request arrived
 --         {-2, kind}                refused; the name is in use as another kind of lock
 --
@@ -51,8 +52,8 @@ if ends then
   end
 else
   local turn
-  turn, first = let_in(ARGV[1], ARGV[7])
-  place = turn and seat(ARGV[1], ARGV[7], ARGV[2])
+  turn, first = let_in(ARGV[1], ARGV[6])
+  place = turn and seat(ARGV[1], ARGV[6], ARGV[2])
 end
 if place then
   strike_off(ARGV[1])
@@ -65,9 +66,10 @@ if ARGV[5] ~= '' then
     local arrival = tail and tonumber(tail) >= now and tail + 1 or now
     redis.call('ZADD', KEYS[3], string.format('%.0f', arrival), ARGV[1])
   end
-  local entry = now_us .. ' ' .. ARGV[6] .. ' ' .. ARGV[3] .. ' ' .. ARGV[7] .. ' ' .. ARGV[5]
+  local entry = now_us .. ' ' .. ARGV[2] .. ' ' .. ARGV[3] .. ' ' .. ARGV[6] .. ' ' .. ARGV[5]
   redis.call('HSET', KEYS[4], ARGV[1], entry)
   keep(3, 4, 5000)
 end
-local _, next_end = purge()
-return {0, next_end and math.ceil((next_end - now) / 1000) or 0, now, first and 1 or 0}
+local holder = redis.call('ZRANGE', KEYS[1], 0, 0, 'WITHSCORES')
+local left_ms = holder[2] and math.ceil((holder[2] - now) / 1000) or 0
+return {0, left_ms, now, first and 1 or 0, holder[1] or ''}

@@ -5,9 +5,9 @@ half second, and the keeper asks about every hold it keeps. What arrives is matc
 one acquisition) or by key (somebody wrote it), never by order.
 
 A client has one listener, whatever the number of its waiters, and one channel, whose name nobody else can guess or
-would want to. A bell says ``token fence now_us grace_ms``: at that time of the server's clock the lock was written
-over to that token, for that long; of a room it also says which place. A fence of 0 grants nothing: it says that in so
-many ms it is worth asking again.
+would want to. A notification is ``token fence now_us slot``: at that time of the server's clock the lock was granted to
+that token, for the ttl that its waiter has asked for (slot -1: no numbered permit). It has no duration, so a forged one
+cannot stretch anything. Or it is ``token ask now_us pause_ms``: the waiter should send its step again after that pause.
 
 Clocks. ``Hold.rung`` places the server's time on ours, by the last step that brought back both; see ``lease``.
 """
@@ -18,13 +18,14 @@ from collections.abc import Callable
 from typing import Final
 
 from holdfast.lease import Hold, Word
-from holdfast.protocol import mutex
 from holdfast.protocol.effects import Bell
 from holdfast.protocol.keepalive import Book
+from holdfast.protocol.waiting import MUTE
 
 __all__ = ["Switchboard"]
 
-_PARTS: Final = (4, 5)
+_PARTS: Final = 4
+_LONGEST_PAUSE_MS: Final = 500  # a waiter that paused for longer would lose its place in the queue
 
 
 class Switchboard:
@@ -47,7 +48,7 @@ class Switchboard:
         if self.armed:
             self.waiting[hold.token] = hold
             return self.channel
-        return mutex.MUTE if self.mute or hold.queued else ""
+        return MUTE if self.mute or hold.queued else ""
 
     def dismiss(self, hold: Hold) -> None:
         """It waits no longer."""
@@ -58,17 +59,12 @@ class Switchboard:
                     self.watching.pop(key, None)
 
     def deliver(self, message: bytes, now: float) -> None:
-        """A bell was rung. Whatever makes no sense, or is for nobody here, is passed over."""
+        """A notification has come. One that is malformed, or for no waiter of ours, is ignored."""
         parts = message.decode(errors="replace").split(" ")
-        if len(parts) not in _PARTS:
-            return
         hold = self.waiting.get(parts[0])
-        if hold is None:
+        if hold is None or (word := _read(parts, now)) is None:
             return
-        try:
-            hold.word = Word(int(parts[1]), int(parts[2]), int(parts[3]), now, *map(int, parts[4:]))
-        except ValueError:
-            return
+        hold.word = word
         if hold.bell is not None:  # else it has not come to wait yet, and will look before it does
             hold.bell.ring()
 
@@ -95,3 +91,16 @@ class Switchboard:
         self.armed = False
         self.waiting.clear()
         self.watching.clear()
+
+
+def _read(parts: list[str], now: float) -> Word | None:
+    if len(parts) != _PARTS:
+        return None
+    _, fence, at_us, last = parts
+    try:
+        if fence == "ask":
+            return Word(0, int(at_us), now, pause_ms=max(0, min(int(last), _LONGEST_PAUSE_MS)))
+        word = Word(int(fence), int(at_us), now, int(last))
+    except ValueError:
+        return None
+    return word if word.fence > 0 else None

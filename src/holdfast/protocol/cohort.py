@@ -27,7 +27,7 @@ from collections import deque
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Final
 
-from holdfast.lease import ENDED, LOST, Hold
+from holdfast.lease import ENDED, LOST, TRYING, Hold
 from holdfast.protocol.effects import Bell, Effects, clock, wait
 
 if TYPE_CHECKING:
@@ -81,6 +81,24 @@ class Cohorts:
         if hold.gate.setdefault(None, hold) is hold:
             return True
         self.vacate(hold)  # it is the object that is occupied, by a lease that was lost
+        return False
+
+    def active(self, hold: Hold) -> Hold | None:
+        """The hold of this process that waits for the server or holds, where that one stands in the local queue."""
+        return self.seats.get(hold.seat) or hold.gate.get(None)
+
+    def sit_apart(self, hold: Hold) -> bool:
+        """For a try that does not wait: ask the server beside the active waiter, whose answer is still to come.
+
+        False if a hold of this process has the lock, or the Lock object is in use: then it is busy.
+        """
+        active = self.seats.get(hold.seat)
+        if active is None or active.phase is not TRYING:
+            return False
+        hold.seat = hold.gate
+        if self.sit_down(hold):
+            return True
+        hold.seat = hold.keys.main
         return False
 
     def stand_in_line(self, hold: Hold, until: float | None) -> Effects[float | None]:
@@ -282,7 +300,7 @@ def may_inherit(heir: Hold, hold: Hold, now: float) -> bool:
     terms = heir.terms
     if terms is not hold.terms and terms.label != hold.terms.label:
         return False
-    return _least(heir, hold) <= hold.lasts - now <= terms.trust
+    return ENOUGH * terms.trust <= hold.lasts - now <= terms.trust
 
 
 def may_follow(heir: Hold, hold: Hold) -> bool:
@@ -294,14 +312,9 @@ def may_follow(heir: Hold, hold: Hold) -> bool:
 
 def wants_renewal(heir: Hold, hold: Hold, now: float) -> bool:
     """Whether it could be passed on if only it lasted longer."""
-    return hold.lasts - now < _least(heir, hold) and (
+    return hold.lasts - now < ENOUGH * heir.terms.trust and (
         hold.passes > 0 and now < hold.stint_ends and not hold.doubtful and heir.terms.label == hold.terms.label
     )
-
-
-def _least(heir: Hold, hold: Hold) -> float:
-    """How much must be left: most of the ttl, or, as long as a grace is to be claimed, of that."""
-    return ENOUGH * (heir.terms.trust if hold.claimed else min(heir.terms.grace_ms / 1000, heir.terms.trust))
 
 
 def _first(line: deque[Hold], by: Hold) -> Hold | None:

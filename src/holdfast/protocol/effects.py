@@ -27,8 +27,9 @@ import inspect
 from collections.abc import Generator, Hashable, Sequence
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar
 
-from holdfast.errors import HoldfastError
+from holdfast.errors import HoldfastError, Unavailable
 from holdfast.lease import Hold
+from holdfast.protocol.replies import REPLIES, Malformed
 
 __all__ = [
     "STOPPED",
@@ -53,6 +54,7 @@ __all__ = [
     "StepFailed",
     "Tell",
     "Wait",
+    "Warn",
     "attach",
     "call",
     "call_each",
@@ -67,9 +69,11 @@ __all__ = [
     "listen",
     "new_token",
     "open_link",
+    "parsed",
     "tell",
     "wait",
     "wall_clock",
+    "warn",
 ]
 
 T = TypeVar("T")
@@ -222,6 +226,12 @@ class Tell(NamedTuple):
     hold: Hold
 
 
+class Warn(NamedTuple):
+    """Let people know, in the log."""
+
+    message: str
+
+
 class Attach(NamedTuple):
     """A block begins that relies on this hold. The reply: who runs it, and what the driver would cancel on loss."""
 
@@ -246,6 +256,7 @@ Effect: TypeAlias = (
     | Caller
     | Entrust
     | Tell
+    | Warn
     | Attach
     | Detach
     | OpenLink
@@ -269,17 +280,43 @@ def is_begun(protocol: Effects[Any]) -> bool:
     return inspect.getgeneratorstate(protocol) != inspect.GEN_CREATED
 
 
+def parsed(step: Step | Command, reply: Any) -> Any:
+    """A raw reply as the value that its step declares in ``replies``; StepFailed if it is none."""
+    name = step.script if isinstance(step, Step) else str(step.args[0])
+    parse = REPLIES.get(name)
+    if parse is None or isinstance(reply, StepFailed):
+        return reply
+    try:
+        return parse(reply)
+    except Malformed:
+        error = Unavailable(
+            {"the server": f"it answered {name!r} with something that is no reply to that"},
+            "Check that a Redis or Valkey server is there, and that no proxy changes what it answers",
+        )
+        # What the step did is not known. Another try may find a connection that is in order, but not for ever.
+        raise StepFailed(error, sent=True, retry=True, met=False) from None
+
+
 # As a NamedTuple makes itself, less the sorting out of its arguments, which takes longer than the making.
 _make: Final[Any] = tuple.__new__
 
 
 def call(step: Step | Command, timeout: float, *, shielded: bool = False) -> Effects[Any]:
-    return (yield _make(Call, (step, timeout, shielded)))
+    """The reply to that step, parsed; StepFailed if there is none, or if it is no reply to that step."""
+    return parsed(step, (yield _make(Call, (step, timeout, shielded))))
 
 
 def call_each(steps: Sequence[Step], timeout: float) -> Effects[list[Any]]:
+    """For each step its reply, parsed, or its StepFailed."""
     replies: list[Any] = yield CallEach(steps, timeout)
-    return replies
+    return [_parsed_or_failed(step, reply) for step, reply in zip(steps, replies, strict=True)]
+
+
+def _parsed_or_failed(step: Step, reply: Any) -> Any:
+    try:
+        return parsed(step, reply)
+    except StepFailed as failed:
+        return failed
 
 
 def wait(bell: Bell | None, until: float) -> Effects[float]:
@@ -332,6 +369,10 @@ def entrust(hold: Hold) -> Effects[None]:
 
 def tell(hold: Hold) -> Effects[None]:
     yield Tell(hold)
+
+
+def warn(message: str) -> Effects[None]:
+    yield Warn(message)
 
 
 def attach(hold: Hold) -> Effects[tuple[Hashable, Any]]:

@@ -22,13 +22,12 @@ greater than that in order to rise.
 from __future__ import annotations
 
 import logging
-import re
 from typing import Any, Final, Generic, NamedTuple, Never, TypeVar
 
-from holdfast.errors import AcquireTimeout, HoldfastError, LeaseLost, NotHeld, Unsupported
+from holdfast.errors import HoldfastError, LeaseLost, NotHeld, Unsupported
+from holdfast.holder import holder_of
 from holdfast.lease import ENDED, BaseLease
-from holdfast.protocol.asking import insist, named
-from holdfast.protocol.effects import STOPPED, Effects, Step, StepFailed, caller, clock
+from holdfast.protocol.effects import STOPPED, Effects, Step
 from holdfast.protocol.lock import BaseLock, release_lease
 
 __all__ = ["BaseElection", "BaseTerms", "Leader", "leader_of", "use_lead_or_terms"]
@@ -37,8 +36,6 @@ L = TypeVar("L", bound=BaseLease)
 log = logging.getLogger("holdfast")
 
 NOT_LED: Final = "is not led by this candidate: only the Election object that leads can resign"
-
-_SECRET: Final = re.compile("[0-9a-f]{22,32}")  # a token's random part
 
 
 class Leader(NamedTuple):
@@ -54,17 +51,12 @@ class Leader(NamedTuple):
         return "-".join(part for part in (self.host, str(self.pid or ""), self.label) if part) or "somebody"
 
 
-def leader_of(token: bytes, fence: bytes | None) -> Leader:
+def leader_of(token: bytes, fence: int | None) -> Leader:
     """What may be shown of a token. That of another library has no readable part, and no fence."""
-    readable, _, secret = token.decode(errors="replace").rpartition(".")
-    if not readable or not _SECRET.fullmatch(secret):
+    holder = holder_of(token)
+    if not holder.host:
         return Leader("", None, "", None, None)
-    host, _, rest = readable.partition("-")
-    pid, _, label = rest.partition("-")
-    if not pid.isdecimal():
-        pid, label = "", rest
-    number = int(fence) if fence is not None else None
-    return Leader(host, int(pid) if pid else None, label, number, None if number is None else number / 1e6)
+    return Leader(holder.host, holder.pid, holder.label, fence, None if fence is None else fence / 1e6)
 
 
 def use_lead_or_terms(election: object, *_: object) -> Never:
@@ -87,13 +79,9 @@ class BaseElection(Generic[L]):
 
     def _leader(self) -> Effects[Leader | None]:
         main, last, _, waiters = self._lock._keys.shared
-        try:
-            step = Step("election_leader", (main, last, waiters), ())
-            token, fence, kind = yield from insist(step, self._lock._terms)
-        except StepFailed as failed:
-            raise named(failed.error, f"election {self.name!r}") from failed.__cause__
+        token, fence, kind = yield from self._lock._ask_server(Step("election_leader", (main, last, waiters), ()))
         if kind:
-            said = f"election {self.name!r}: it is in use as a {kind.decode()}"
+            said = f"election {self.name!r}: it is in use as a {kind}"
             raise Unsupported(said, "choose another name for one of the two")
         return leader_of(token, fence) if token else None
 
@@ -129,10 +117,7 @@ class BaseTerms(Generic[L]):
             return None
         lock = self._lock
         try:
-            lease = self._lease = yield from lock._acquire(lock._terms.wait)
-            if lease is None:
-                why = lock._why_not((yield from clock()), (yield from caller()))
-                raise AcquireTimeout(lock.name, lock._terms.wait or 0.0, why)
+            lease = self._lease = yield from lock._obtain(lock._terms.wait)
             if self._closed:  # by somebody else, while it campaigned
                 yield from self._end()
                 return None

@@ -38,8 +38,10 @@ from holdfast.lease import ENDED, TRYING, BaseLease, Hold
 from holdfast.names import MAX_NAME_BYTES
 from holdfast.protocol import mutex
 from holdfast.protocol.cohort import Gate
-from holdfast.protocol.effects import STOPPED, Effects, Step, StepFailed, attach, call, caller, clock, new_token, wait
+from holdfast.protocol.effects import STOPPED, Effects, Step, StepFailed, attach, caller, clock, new_token
 from holdfast.protocol.lock import BaseLock, Driver
+from holdfast.protocol.replies import NotAdopted
+from holdfast.protocol.retry import outage, until_answered
 
 __all__ = ["Offer", "Ticket", "adopt", "hand_over", "read_ticket"]
 
@@ -136,7 +138,7 @@ def adopt_step(hold: Hold, giver: str) -> Step:
     if hold.kind is not None:
         return hold.kind.adopt_step(hold, giver)
     keys, token = hold.keys, hold.token
-    ttl, retention, _, _ = hold.terms.said
+    ttl, retention, _ = hold.terms.said
     return Step("adopt", (*keys.shared[:2], keys.tombstone(token)), (token, ttl, retention, giver))
 
 
@@ -150,7 +152,6 @@ def hand_over(lease: BaseLease) -> Effects[Ticket]:
         raise LeaseLost(hold.name, hold.fence, hold.reason)
     asked_at = yield from mutex.insist(hold, hand_over_step(hold))
     hold.prolong(hold.terms.ttl, asked_at)
-    hold.claimed = True
     ours = True
     try:
         ticket = write_ticket(hold)
@@ -215,33 +216,22 @@ def _refuse_another(hold: Hold, offer: Offer) -> None:
 
 def _swap(hold: Hold, giver: str) -> Effects[None]:
     """Put our token where the giver's is."""
-    asked_at = yield from clock()
-    until = asked_at + hold.terms.timeout
-    attempt = 0
+    step = adopt_step(hold, giver)
     while True:
-        doubtful, hold.doubtful = hold.doubtful, True  # from here until the reply
         try:
-            reply = yield from call(adopt_step(hold, giver), hold.terms.call_timeout)
+            reply, asked_at, _ = yield from until_answered(lambda: step, hold.terms, hold=hold)
         except StepFailed as failed:
-            hold.doubtful = doubtful or failed.sent
-            attempt += 1
-            now = yield from clock()
-            if not failed.retry or now >= until:
-                raise failed.error from failed.__cause__
-            if attempt > 1:
-                now = yield from wait(None, min(until, now + mutex.backoff(hold.token, attempt)))
-            asked_at = now
-            continue
-        if isinstance(reply, list):  # with its place, or the fence of each name
-            _, reply, hold.slot = reply
-        if int(reply) <= 0:
-            hold.doubtful = doubtful
-            raise NotAcquired(hold.name, _REFUSED.get(int(reply), _REFUSED[0]))
-        hold.grant(int(reply), asked_at)
-        hold.doubtful = doubtful  # not before, for a signal handler may strike here, and nobody else knows of the token
-        now = yield from clock()
-        if now < hold.deadline:
+            raise outage(failed, _in_words(hold), hold.terms.timeout) from failed.__cause__
+        if type(reply) is NotAdopted:
+            raise NotAcquired(hold.name, _REFUSED[reply.code])
+        doubtful, hold.doubtful = (
+            hold.doubtful,
+            True,
+        )  # a signal handler may strike here; the token is known to us alone
+        hold.slot = reply.slot
+        hold.grant(reply.fence, asked_at)
+        hold.doubtful = doubtful
+        if (yield from clock()) < hold.deadline:
             return
         # The reply came after the deadline; but the key may be ours still.
         hold.phase, hold.doubtful = TRYING, True
-        asked_at = now

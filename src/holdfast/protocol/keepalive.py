@@ -4,9 +4,9 @@ Invariant. A hold in the book is renewed once a third of its ttl is over, as lon
 takes it out of the book (``leave`` succeeds for exactly one caller) ends it, and from then on no renewal of it is
 sent and no reply to one is heeded. A hold whose deadline passes is told so.
 
-The first renewal comes a tenth of a second after the grant, or sooner to claim in full what a bell granted for a grace
-only. From then on the server tells us if anybody else writes the key; such a push is a hint, and answered by the
-same renewal, which finds out. So short holds pay nothing, and the loss of others is known in milliseconds. Rooms, whose
+The first renewal comes a tenth of a second after the grant. From then on the server tells us if anybody else writes the
+key; such a push is a hint, and answered by the same renewal, which finds out. So short holds pay nothing, and the loss
+of others is known in milliseconds. Rooms, whose
 keys are written by every visitor, are looked after in another way: see lookout.py.
 
 What is due together is sent together: a round renews all that is due now or soon, so that the rounds of ten thousand
@@ -28,6 +28,8 @@ from holdfast.lease import HELD, LOST, Hold, drift
 from holdfast.protocol import mutex
 from holdfast.protocol.effects import Bell, Effects, Step, StepFailed, call_each, clock, tell, wait
 from holdfast.protocol.lookout import Look, Lookout, Lookouts, SharedHold, look_steps, plan_looks
+from holdfast.protocol.replies import FREED, GONE
+from holdfast.protocol.retry import SHORTEST_CALL
 
 __all__ = ["CLOSED", "Book", "Round", "keep", "plan"]
 
@@ -138,11 +140,8 @@ def due_at(hold: Hold) -> float:
     """When to see to it: after a third of the ttl, so that two more tries fit in; at its deadline if it is not renewed;
     sooner if there is reason to look."""
     deadline, terms = hold.deadline, hold.terms
-    if not hold.claimed:
-        when = hold.look_at
-    else:
-        when = deadline if not terms.renew or deadline >= hold.ends else deadline - terms.renewed_with
-        when = min(when, hold.look_at)
+    when = deadline if not terms.renew or deadline >= hold.ends else deadline - terms.renewed_with
+    when = min(when, hold.look_at)
     return when if when > hold.retry_at else hold.retry_at
 
 
@@ -152,7 +151,7 @@ def asked_for(hold: Hold, now: float) -> float:
     With max_hold in sight no more than is left of it (and the drift that will be taken off); and if it is not to be
     renewed, so little that nothing changes and we only see that it is there.
     """
-    if hold.claimed and not hold.terms.renew:
+    if not hold.terms.renew:
         return 0.001
     return min(hold.terms.ttl, (hold.ends - now) * 1.02 + 0.003)
 
@@ -229,9 +228,7 @@ def _renew(book: Book, todo: Round, now: float) -> Effects[None]:
         steps = [mutex.renew_step(hold, ttl, watch=True) for hold, ttl in zip(batch, ttls, strict=True)]
         shortest = min((hold.terms.ttl for hold in batch), default=1.0)
         # Not beyond the deadline of any that is to be renewed, lest it is told late; but long enough for a round trip.
-        # A grace is short, and should still leave time for a second try.
-        patience = (todo.first_deadline - asked_at) / (1 if all(hold.claimed for hold in batch) else 3)
-        timeout = min(LONGEST_CALL, shortest / 3, max(mutex.SHORTEST_CALL, patience))
+        timeout = min(LONGEST_CALL, shortest / 3, max(SHORTEST_CALL, todo.first_deadline - asked_at))
         for hold, ttl in zip(batch, ttls, strict=True):
             hold.ask_to_prolong(ttl, asked_at + timeout)
         replies = yield from call_each(steps, timeout)
@@ -244,10 +241,9 @@ def _renew(book: Book, todo: Round, now: float) -> Effects[None]:
             if isinstance(reply, StepFailed):
                 hold.doubtful = hold.doubtful or reply.sent
                 hold.retry_at = hold.look_at = now + retry_pause(hold, now)
-            elif reply == 1:
+            elif reply == FREED:
                 hold.prolong(ttl, asked_at)
-                hold.claimed = True
-            elif hold.lose(mutex.GONE if reply == 0 else mutex.TAKEN):
+            elif hold.lose(mutex.LOST_BY[reply]):
                 yield from tell(hold)
 
 
@@ -261,15 +257,15 @@ def _look(book: Book, looks: list[Look]) -> Effects[None]:
         asked = [part for look in batch for part in look_steps(look)]
         # It must leave time for the renewals of others, and for telling those whose leases are to end.
         first_deadline = min((hold.deadline for hold in list(book.holds.values())), default=now)
-        timeout = min(LONGEST_CALL, max(mutex.SHORTEST_CALL, (first_deadline - now) / 3))
+        timeout = min(LONGEST_CALL, max(SHORTEST_CALL, (first_deadline - now) / 3))
         replies = yield from call_each([step for step, _ in asked], timeout)
         for (step, holds), reply in zip(asked, replies, strict=True):
-            if isinstance(reply, StepFailed):
+            if isinstance(reply, StepFailed) or len(reply) != len(holds):
                 book.look_at(step.keys[0])
                 continue
             for hold, found in zip(holds, reply, strict=True):
                 # Who has left meanwhile has given its place back, or is about to.
-                if not found and hold in book.holds and hold.lose(mutex.GONE):
+                if not found and hold in book.holds and hold.lose(mutex.LOST_BY[GONE]):
                     yield from tell(hold)
 
 
@@ -286,6 +282,6 @@ def _do_chores(book: Book, chores: list[Chore]) -> Effects[None]:
     steps: list[Step] = [mutex.abandon_step(chore.hold) for chore in chores]
     replies = yield from call_each(steps, LONGEST_CALL)
     for chore, step, reply in zip(chores, steps, replies, strict=True):
-        if isinstance(reply, StepFailed) or not reply[1]:
+        if isinstance(reply, StepFailed) or not reply.buried:
             book.chores.append(chore)
         book.lookouts.stir(step.keys[0])  # it was we who wrote there, and a watch has ended by that

@@ -24,22 +24,21 @@ from __future__ import annotations
 
 from typing import Any, Final, TypeAlias
 
-from holdfast.errors import InvalidConfig, OutcomeUnknown, Unsupported
+from holdfast.errors import HoldfastError, InvalidConfig, OutcomeUnknown, Unsupported
 from holdfast.lease import Hold, Terms
 from holdfast.names import Keys
 from holdfast.protocol import mutex
-from holdfast.protocol.asking import insist, named
 from holdfast.protocol.bells import Switchboard
 from holdfast.protocol.cohort import Gate
-from holdfast.protocol.effects import Bell, Effects, Step, StepFailed, call, clock, listen, new_token, wait
+from holdfast.protocol.effects import Bell, Effects, Step, StepFailed, call, clock, new_token, wait
+from holdfast.protocol.replies import OtherCount, Remaining, WrongKind
+from holdfast.protocol.retry import SHORTEST_CALL, Tries, outage, until_answered
+from holdfast.protocol.waiting import REFRESH, Pause, Waiter, pause_for
 
 __all__ = ["BaseLatch", "Vigils"]
 
-OTHER_COUNT: Final = -1
-OTHER_KIND: Final = -2
-
 _NEVER: Final = float("inf")
-_LONGEST_POLL: Final = 0.1  # where no bell can be heard
+_UNSEEN: Final = float("-inf")
 
 
 class Watcher:
@@ -60,13 +59,13 @@ class Vigil:
     def __init__(self, now: float) -> None:
         self.watchers: dict[Watcher, None] = {}
         self.speaker: dict[None, Watcher] = {}  # who looks for all: whoever got this seat first
-        self.due = now + mutex.REFRESH  # by when the speaker will have looked again, if it is still there
-        self.seen_at = 0.0  # when the server was last asked and answered
+        self.due = now + REFRESH  # by when the speaker will have looked again, if it is still there
+        self.seen_at = _UNSEEN  # when the server was last asked, if it answered that
 
     def find_speaker(self, me: Watcher, now: float) -> Watcher:
         speaker = self.speaker.setdefault(None, me)
         if speaker is not me and now > self.due:
-            self.due = now + mutex.REFRESH  # or all would take its place at once
+            self.due = now + REFRESH  # or all would take its place at once
             self.speaker[None] = speaker = me
         return speaker
 
@@ -110,37 +109,39 @@ class BaseLatch:
         args = (token, self._count, str(n), self._retention, str(stands_ms))
         step = Step("latch_count_down", (*self._shared, self._keys.tombstone(token)), args)
         try:
-            reply = yield from insist(step, self._terms, dice=token, shielded=True)
+            reply, _, _ = yield from until_answered(lambda: step, self._terms, jitter=token, shielded=True)
         except StepFailed as failed:
             if not failed.sent:
-                raise named(failed.error, f"latch {self.name!r}") from failed.__cause__
+                raise self._outage(failed) from failed.__cause__
             advice = "ask for count(), and count down again only if nobody else can have done it"
             raise OutcomeUnknown(self.name, "a count_down", advice) from failed.error
         return self._left(reply)
 
     def _look(self) -> Effects[int]:
+        step = self._look_step("", "")
         try:
-            reply = yield from insist(self._look_step("", ""), self._terms)
+            reply, _, _ = yield from until_answered(lambda: step, self._terms)
         except StepFailed as failed:
-            raise named(failed.error, f"latch {self.name!r}") from failed.__cause__
+            raise self._outage(failed) from failed.__cause__
         return self._left(reply)
+
+    def _outage(self, failed: StepFailed) -> HoldfastError:
+        return outage(failed, f"latch {self.name!r}", self._terms.timeout)
 
     def _look_step(self, token: str, channel: str) -> Step:
         return Step("latch_look", self._shared, (token, self._count, channel, self._retention))
 
-    def _left(self, reply: list[Any]) -> int:
-        left: int = reply[0]
-        if left == OTHER_COUNT:
+    def _left(self, reply: Remaining | OtherCount | WrongKind) -> int:
+        if isinstance(reply, OtherCount):
             raise InvalidConfig(
                 f"latch({self.name!r}, count={self._count})",
-                f"it began with count={reply[1]}; all must give the same, or choose another name",
+                f"it began with count={reply.total}; all must give the same, or choose another name",
             )
-        if left == OTHER_KIND:
-            kind = reply[1].decode()
+        if isinstance(reply, WrongKind):
             raise Unsupported(
-                f"latch {self.name!r}: it is in use as a {kind}", "choose another name for one of the two"
+                f"latch {self.name!r}: it is in use as a {reply.kind}", "choose another name for one of the two"
             )
-        return left
+        return reply.left
 
     def _wait(self, patience: float | None) -> Effects[bool]:
         """Wait until it is open, at most that long (None: for ever); whether it is."""
@@ -159,7 +160,7 @@ class BaseLatch:
                     yield from self._watch(vigil, me, until)
                     now = yield from clock()
                 else:
-                    now = yield from wait(me.bell, min(until, now + mutex.REFRESH))
+                    now = yield from wait(me.bell, min(until, now + REFRESH))
             return True
         finally:
             vigil.leave(me)
@@ -169,84 +170,56 @@ class BaseLatch:
     def _watch(self, vigil: Vigil, me: Watcher, until: float) -> Effects[None]:
         """Look again and again until it is open, or that time has come; and tell all who wait here."""
         board: Switchboard = self._driver.board
-        hold = Hold(self._keys, self._terms, Gate())  # by which bells find us; it is never held
+        hold = Hold(self._keys, self._terms, Gate())  # by whose token we are notified; it is never held
         hold.token = yield from new_token("")
-        began = yield from clock()
-        attempt = 0
-        deaf = False  # we could not listen just now
+        waiter = Waiter("latch", hold, board, Tries(self._terms, (yield from clock()), until, jitter=hold.token), until)
+
+        def look(waiter: Waiter, channel: str, now: float, timeout: float) -> Effects[bool | Pause]:
+            if vigil.speaker.get(None) is not me:
+                return False  # another caller has taken our place, because we were late
+            vigil.due = now + timeout + 2 * REFRESH
+            there = list(vigil.watchers)  # one that comes later may have come after the latch was forgotten
+            try:
+                left = self._left((yield from call(self._look_step(hold.token, channel), timeout)))
+            except StepFailed:
+                vigil.seen_at = _UNSEEN
+                raise
+            vigil.seen_at = now
+            if left:
+                pause = pause_for(hold.token, channel, waiter.attempt)
+                vigil.due = (yield from clock()) + (pause if channel else timeout) + 2 * REFRESH
+                return Pause(pause)
+            for watcher in there:
+                watcher.opened = True
+                watcher.bell.ring()
+            return True
+
         try:
-            while (now := (yield from clock())) < until and vigil.speaker.get(None) is me:
-                channel = board.enlist(hold) or (mutex.MUTE if deaf else "")
-                timeout = max(mutex.SHORTEST_CALL, min(self._terms.call_timeout, until - now))
-                vigil.due = now + timeout + 2 * mutex.REFRESH
-                there = list(vigil.watchers)  # who comes later may have come after it was forgotten
-                try:
-                    left = self._left((yield from call(self._look_step(hold.token, channel), timeout)))
-                except StepFailed as failed:
-                    if not failed.retry or mutex.is_hopeless(failed, self._terms, began, (yield from clock())):
-                        raise named(failed.error, f"latch {self.name!r}") from failed.__cause__
-                    if attempt or not failed.prompt:
-                        yield from self._sleep(vigil, hold, until, mutex.backoff(hold.token, attempt))
-                else:
-                    vigil.seen_at = now
-                    if left == 0:
-                        for watcher in there:
-                            watcher.opened = True
-                            watcher.bell.ring()
-                        return
-                    if not channel:
-                        deaf = not (yield from self._arm(board, timeout))  # and look again: it may have opened before
-                    else:
-                        yield from self._sleep(vigil, hold, until, pause_for(hold.token, channel, attempt))
-                attempt += 1
+            yield from waiter.run(look)
+        except StepFailed as failed:
+            raise self._outage(failed) from failed.__cause__
         finally:
             board.dismiss(hold)
 
     def _look_last(self, vigil: Vigil, started: float, until: float) -> Effects[bool]:
-        """Its patience is over, and it has one quick look of its own: a bell may have been lost.
+        """Its patience is over, and it has one look of its own: a notification may have been lost.
 
-        If that brings no answer, what was seen in the meantime holds; and if nothing was, nobody knows.
+        If that brings no answer, the last look of this process decides, if that was answered; else it is an outage.
         """
-        timeout = mutex.SHORTEST_CALL if until > started else self._terms.call_timeout
-        attempt = 0
-        while True:
-            try:
-                return self._left((yield from call(self._look_step("", ""), timeout))) == 0
-            except StepFailed as failed:
-                if failed.retry and vigil.seen_at >= started:
-                    return False
-                if not failed.prompt or attempt:
-                    raise named(failed.error, f"latch {self.name!r}") from failed.__cause__
-                attempt += 1  # only the connection was lost, most likely while it lay idle
-
-    def _arm(self, board: Switchboard, timeout: float) -> Effects[bool]:
-        """Let bells be heard from now on; False if that cannot be had just now."""
+        if until <= started:
+            return (yield from self._look()) == 0
+        step = self._look_step("", "")
         try:
-            board.mute = not (yield from listen(timeout))
+            ends = (yield from clock()) + SHORTEST_CALL
+            reply, _, _ = yield from until_answered(lambda: step, self._terms, until=ends)
         except StepFailed as failed:
-            if failed.retry:
+            if vigil.seen_at >= started:
                 return False
-            board.mute = True  # the server is there, as we have just seen: what it minds is the listener
-        return board.armed or board.mute  # neither, if the listener was lost again at once
-
-    def _sleep(self, vigil: Vigil, hold: Hold, until: float, pause: float) -> Effects[None]:
-        """Wait for the bell; it may have been rung before we came here."""
-        if hold.bell is None:
-            hold.bell = self._driver.board.new_bell()
-        if hold.word is None:
-            now = yield from clock()
-            vigil.due = now + pause + 2 * mutex.REFRESH
-            yield from wait(hold.bell, min(until, now + pause))
-        hold.bell.clear()
-        hold.word = None
+            raise self._outage(failed) from failed.__cause__
+        return self._left(reply) == 0
 
     def __reduce__(self) -> Any:
         raise TypeError("a Latch cannot be pickled: connect and name the latch anew in the other process")
 
     def __repr__(self) -> str:
         return f"<{type(self).__module__}.Latch object {self.name!r}, count {self._count}>"
-
-
-def pause_for(token: str, channel: str, attempt: int) -> float:
-    """How long to wait for a bell before looking again."""
-    return mutex.REFRESH if channel != mutex.MUTE else min(mutex.backoff(token, attempt), _LONGEST_POLL)

@@ -14,7 +14,8 @@ from collections.abc import Hashable
 from typing import Any, Generic, Protocol, TypeVar
 
 from holdfast.errors import AcquireTimeout, HoldfastError, LeaseLost, NotHeld, Unavailable
-from holdfast.lease import ENDED, BaseLease, Hold, Terms
+from holdfast.holder import holder_of
+from holdfast.lease import ENDED, TRYING, BaseLease, Hold, Terms
 from holdfast.names import Keys
 from holdfast.protocol import mutex
 from holdfast.protocol.bells import Switchboard
@@ -23,6 +24,7 @@ from holdfast.protocol.effects import (
     STOPPED,
     Command,
     Effects,
+    Step,
     StepFailed,
     attach,
     call,
@@ -34,6 +36,8 @@ from holdfast.protocol.effects import (
     wait,
 )
 from holdfast.protocol.keepalive import Book
+from holdfast.protocol.replies import FREED, Refused
+from holdfast.protocol.retry import SHORTEST_CALL, outage, until_answered
 
 __all__ = ["BaseLock", "BaseLost", "Driver", "extend_lease", "release_lease", "wait_until_lost"]
 
@@ -108,7 +112,16 @@ class BaseLock(Generic[L]):
         return Hold(self._keys, self._terms, self._gate)
 
     def _acquire(self, patience: float | None) -> Effects[L | None]:
-        until = None if patience is None else (yield from clock()) + patience
+        """As ``_obtain``, with None in place of AcquireTimeout."""
+        try:
+            return (yield from self._obtain(patience))
+        except AcquireTimeout:
+            return None
+
+    def _obtain(self, patience: float | None) -> Effects[L]:
+        """A lease; AcquireTimeout if another holder has it, or others are before us; Unavailable without an answer."""
+        started = yield from clock()
+        until = None if patience is None else started + patience
         if self._life != self._driver.life:
             self._begin_life()
         if self._driver.book.closed:
@@ -118,10 +131,10 @@ class BaseLock(Generic[L]):
         while True:
             hold = self._new_hold()
             try:
-                if not cohorts.sit_down(hold):
+                if not cohorts.sit_down(hold) and (patience != 0.0 or not cohorts.sit_apart(hold)):
                     now = yield from cohorts.stand_in_line(hold, until)
                     if now is None:
-                        return None
+                        break
                     if hold.passed and not hold.valid(now):
                         yield from self._withdraw(hold)  # it was passed on to us, and we slept beyond its end
                         continue
@@ -132,7 +145,7 @@ class BaseLock(Generic[L]):
                         hold.token = yield from new_token(self._terms.label)
                     if not (yield from mutex.acquire(hold, until, driver.board)):
                         yield from self._withdraw(hold)
-                        return None
+                        break
                     driver.admit(hold)
                 self._lease = lease = self._lease_class(driver, hold)
                 if self._terms.on_lost == "cancel":
@@ -141,6 +154,28 @@ class BaseLock(Generic[L]):
             except STOPPED:
                 yield from self._withdraw(hold)
                 raise
+        raise (yield from self._timeout_error(hold, patience or 0.0))
+
+    def _timeout_error(self, hold: Hold, waited: float) -> Effects[HoldfastError]:
+        """Why this hold did not come about, though nothing has failed: the last step was refused.
+
+        One that only stood in the local queue has sent none. The last step of the active waiter of its process decides.
+        """
+        now = yield from clock()
+        outcome, active = hold.outcome, self._driver.cohorts.active(hold)
+        if outcome is None and active is not None and active.phase is TRYING:
+            outcome = active.outcome
+            if outcome is None and waited >= SHORTEST_CALL:
+                silence = {self._driver.address: f"it did not answer within {waited:.2g} s"}
+                outcome = Unavailable(silence, "It may be hung or far away; see timeout= of connect")
+        if isinstance(outcome, Unavailable):
+            return Unavailable(outcome.causes, outcome.advice, f"lock {self.name!r}")
+        holder = None
+        if isinstance(outcome, Refused) and outcome.holder:
+            holder = holder_of(outcome.holder, max(0, outcome.left_ms) / 1000)
+        elif outcome is None and active is not None and active.fence:
+            holder = holder_of(active.token.encode(), max(0.0, active.lasts - now))
+        return AcquireTimeout(self.name, waited, self._why_not(now, (yield from caller())), holder)
 
     def _note(self, lease: L, me: Hashable) -> None:
         """This lease has come from elsewhere, for that caller: it is this object's from now on."""
@@ -173,25 +208,18 @@ class BaseLock(Generic[L]):
         return release_lease(lease)
 
     def _locked(self) -> Effects[bool]:
-        timeout = self._terms.timeout
-        asked = Command(("EXISTS", *self._mains()))
+        return bool((yield from self._ask_server(Command(("EXISTS", *self._mains())))))
+
+    def _ask_server(self, step: Step | Command) -> Effects[Any]:
+        """The reply to a step that changes nothing."""
         try:
-            found = yield from call(asked, timeout)
+            reply, _, _ = yield from until_answered(lambda: step, self._terms, jitter=self.name)
         except StepFailed as failed:
-            if not failed.prompt:
-                raise failed.error from failed.__cause__
-            # The connection had died while idle; asking changes nothing, so it may be asked again.
-            try:
-                found = yield from call(asked, timeout)
-            except StepFailed as again:
-                raise again.error from again.__cause__
-        return bool(found)
+            raise outage(failed, f"lock {self.name!r}", self._terms.timeout) from failed.__cause__
+        return reply
 
     def _enter(self) -> Effects[L]:
-        lease = yield from self._acquire(self._terms.wait)
-        if lease is None:
-            why = self._why_not((yield from clock()), (yield from caller()))
-            raise AcquireTimeout(self.name, self._terms.wait or 0.0, why)
+        lease = yield from self._obtain(self._terms.wait)
         try:
             if self._terms.on_lost in (None, "cancel"):
                 me, block = yield from attach(lease._hold)
@@ -344,11 +372,11 @@ def release_lease(lease: BaseLease, struck: BaseException | None = None) -> Effe
 
 def _renew_for(heir: Hold, hold: Hold, now: float) -> Effects[float]:
     """What is passed on should last as long as the heir has asked for. If that cannot be had, the server decides."""
-    hold.ask_to_prolong(heir.terms.ttl, now + hold.terms.resend_after)
+    timeout = hold.terms.first_try
+    hold.ask_to_prolong(heir.terms.ttl, now + timeout)
     try:
-        if (yield from call(mutex.renew_step(hold, heir.terms.ttl), hold.terms.resend_after, shielded=True)) == 1:
+        if (yield from call(mutex.renew_step(hold, heir.terms.ttl), timeout, shielded=True)) == FREED:
             hold.prolong(heir.terms.ttl, now)
-            hold.claimed = True
     except StepFailed:
         pass
     return (yield from clock())

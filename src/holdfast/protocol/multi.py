@@ -1,9 +1,9 @@
 """A lock on several names: all of them or none.
 
-Invariant. The keys of all names hold the token of one hold, or none does for longer than one grace. Whoever waits holds
-nothing: it stands in the queue of the first name that refused it, and what is granted to it there, but is not enough,
-is given back in the very step that finds this out. So nobody holds one name while it waits for another, and no order
-in which names are asked for can end in a deadlock.
+Invariant. The keys of all names hold the token of one hold, or none does for longer than one reservation (0.75 s).
+Whoever waits holds nothing: it stands in the queue of the first name that refused it, and what is granted to it there,
+but is not enough, is given back in the very step that finds this out. So nobody holds one name while it waits for
+another, and no order in which names are asked for can end in a deadlock.
 
 Atomic: each step is one script over all names, as the mutex's are over one, and idempotent by the same token. They
 have one fence, greater than all that any of the names has seen. A lease that has lost one name is lost.
@@ -60,8 +60,8 @@ class _Several:
     watches = True
 
     def acquire_step(self, hold: MultiHold, channel: str, watch: bool) -> Step:
-        ttl, retention, _, grace = hold.terms.said
-        args = hold.token, ttl, retention, "0", channel, grace, str(hold.since_us)
+        ttl, retention, _ = hold.terms.said
+        args = hold.token, ttl, retention, "0", channel, str(hold.since_us)
         return Step("multi_acquire", _groups(hold), args, watch)
 
     def release_step(self, hold: MultiHold) -> Step:
@@ -77,7 +77,7 @@ class _Several:
         return Step("multi_hand_over", _groups(hold), (hold.token, str(hold.terms.ttl_ms), str(stands_ms)))
 
     def adopt_step(self, hold: MultiHold, giver: str) -> Step:
-        ttl, retention, _, _ = hold.terms.said
+        ttl, retention, _ = hold.terms.said
         return Step("multi_adopt", _groups(hold), (hold.token, ttl, retention, giver))
 
 

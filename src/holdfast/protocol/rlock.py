@@ -24,7 +24,7 @@ from collections.abc import Hashable
 from typing import Any, Final, TypeVar
 from weakref import WeakValueDictionary
 
-from holdfast.errors import AcquireTimeout, LeaseLost, NotHeld, Unsupported
+from holdfast.errors import LeaseLost, NotHeld, Unsupported
 from holdfast.lease import ENDED, BaseLease, Hold, Terms
 from holdfast.names import Keys
 from holdfast.protocol.effects import STOPPED, Effects, attach, caller, clock, detach
@@ -75,7 +75,7 @@ class BaseRLock(BaseLock[L]):
         lease: L | None = self._owned.get((self._keys.main, me))
         return None if lease is None or lease._hold.phase is ENDED else lease
 
-    def _acquire(self, patience: float | None) -> Effects[L | None]:
+    def _obtain(self, patience: float | None) -> Effects[L]:
         me = yield from caller()
         mine = self._find(me)
         if mine is None or not mine._hold.mine:
@@ -91,17 +91,15 @@ class BaseRLock(BaseLock[L]):
             mine._depth = depth
             raise
 
-    def _take(self, me: Hashable, patience: float | None) -> Effects[L | None]:
+    def _take(self, me: Hashable, patience: float | None) -> Effects[L]:
         """Take it for the first time."""
-        lease = yield from super()._acquire(patience)
+        lease = yield from super()._obtain(patience)
         try:
-            if lease is not None:
-                lease._owner = me
-                self._owned[self._keys.main, me] = lease
+            lease._owner = me
+            self._owned[self._keys.main, me] = lease
             return lease
         except STOPPED:  # a signal handler struck here: nobody will have it
-            if lease is not None:
-                yield from release_lease(lease)
+            yield from release_lease(lease)
             raise
 
     def _release(self) -> Effects[None]:
@@ -114,12 +112,9 @@ class BaseRLock(BaseLock[L]):
         yield from release_level(lease)
 
     def _enter(self) -> Effects[L]:
-        lease = yield from self._acquire(self._terms.wait)
+        lease = yield from self._obtain(self._terms.wait)
         entry = None
         try:
-            if lease is None:
-                why = self._why_not((yield from clock()), (yield from caller()))
-                raise AcquireTimeout(self.name, self._terms.wait or 0.0, why)
             hold = lease._hold
             # One body is told of the loss: the outermost, whose inner ones are cancelled with it.
             if self._terms.on_lost in (None, "cancel") and (lease._depth == 1 or hold.notify is None):
@@ -132,8 +127,7 @@ class BaseRLock(BaseLock[L]):
         except STOPPED:  # interrupted on the threshold: the body will not run, so nobody else would release it
             if entry is not None and self._entered and self._entered[-1] is entry:
                 self._entered.pop()
-            if lease is not None:
-                yield from _give_back(lease)
+            yield from _give_back(lease)
             raise
 
     def _why_not(self, now: float, me: Hashable) -> str:

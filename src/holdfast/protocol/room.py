@@ -26,10 +26,10 @@ from dataclasses import replace
 from typing import Any, Final, TypeVar
 
 from holdfast.errors import NotHeld
-from holdfast.lease import ENDED, HELD, BaseLease, Terms, Word
+from holdfast.lease import ENDED, HELD, BaseLease, Terms
 from holdfast.names import Keys
 from holdfast.protocol.cohort import Gate
-from holdfast.protocol.effects import STOPPED, Effects, Step, StepFailed, call, caller
+from holdfast.protocol.effects import STOPPED, Effects, Step, caller
 from holdfast.protocol.handover import adopt, read_ticket
 from holdfast.protocol.lock import BaseLock, release_lease
 from holdfast.protocol.lookout import SharedHold
@@ -55,11 +55,11 @@ class _Room:
 
     def acquire_step(self, hold: RoomHold, channel: str, watch: bool) -> Step:
         keys, token = hold.keys, hold.token
-        ttl, retention, _, grace = hold.terms.said
+        ttl, retention, _ = hold.terms.said
         return Step(
             "room_acquire",
             (*hold.room, keys.tombstone(token), keys.main),
-            (token, ttl, retention, hold.species, channel, grace, hold.wanted),
+            (token, ttl, retention, hold.species, channel, hold.wanted),
         )
 
     def release_step(self, hold: RoomHold) -> Step:
@@ -76,7 +76,7 @@ class _Room:
         return Step("room_hand_over", keys, (hold.token, str(hold.terms.ttl_ms), str(stands_ms)))
 
     def adopt_step(self, hold: RoomHold, giver: str) -> Step:
-        ttl, retention, _, _ = hold.terms.said
+        ttl, retention, _ = hold.terms.said
         keys = (*hold.room, hold.keys.tombstone(hold.token))
         return Step("room_adopt", keys, (hold.token, ttl, retention, giver, hold.wanted))
 
@@ -98,12 +98,6 @@ class RoomHold(SharedHold):
         self.wanted = wanted
         self.owner: Hashable = None  # the thread or task that has acquired it
         self.among: object = None  # what else that one reads; kept alive from here
-
-    def rung(self, word: Word, now: float) -> bool:
-        if not super().rung(word, now):
-            return False
-        self.slot = word.slot
-        return True
 
     @property
     def place(self) -> str:
@@ -145,13 +139,12 @@ class BaseRoom(BaseLock[L]):
         hold.unheld = self._unheld
         return hold
 
-    def _acquire(self, patience: float | None) -> Effects[L | None]:
+    def _obtain(self, patience: float | None) -> Effects[L]:
         me = yield from caller()
         lease = None
         try:
-            lease = yield from super()._acquire(patience)
-            if lease is not None:
-                self._note(lease, me)
+            lease = yield from super()._obtain(patience)
+            self._note(lease, me)
         except STOPPED:  # a signal handler struck before the lease was noted, and nobody will have it
             if lease is not None:
                 yield from self._withdraw(lease._hold)
@@ -190,18 +183,10 @@ class BaseRoom(BaseLock[L]):
 
     def _look(self) -> Effects[tuple[int, bool]]:
         """How many are inside, and whether it is one who has the room to itself."""
-        step = Step("room_look", self._room, ())
-        try:
-            inside, alone = yield from call(step, self._terms.timeout)
-        except StepFailed as failed:
-            if not failed.prompt:
-                raise failed.error from failed.__cause__
-            # The connection had died while idle; asking changes nothing, so it may be asked again.
-            try:
-                inside, alone = yield from call(step, self._terms.timeout)
-            except StepFailed as again:
-                raise again.error from again.__cause__
-        return inside, bool(alone)
+        inside: int
+        alone: bool
+        inside, alone = yield from self._ask_server(Step("room_look", self._room, ()))
+        return inside, alone
 
     def _why_not(self, now: float, me: Hashable) -> str:
         return ""

@@ -32,46 +32,24 @@ from __future__ import annotations
 
 import math
 from copy import copy
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 from zlib import crc32
 
-from holdfast.errors import ComputeTimeout, HoldfastError, InvalidConfig
+from holdfast.errors import ComputeTimeout, InvalidConfig, Unavailable
 from holdfast.lease import ENDED, TRYING, Hold, Terms
 from holdfast.protocol import mutex
-from holdfast.protocol.asking import insist
 from holdfast.protocol.cohort import Gate
-from holdfast.protocol.effects import (
-    STOPPED,
-    Effects,
-    Step,
-    StepFailed,
-    call,
-    caller,
-    clock,
-    entrust,
-    listen,
-    new_token,
-    wait,
-)
+from holdfast.protocol.effects import STOPPED, Effects, Step, StepFailed, call, caller, clock, entrust, new_token, wait
 from holdfast.protocol.entries import Entry, Failure, Policy
 from holdfast.protocol.flights import Desk, Outage, Seat, fly_alone
+from holdfast.protocol.replies import Abandoned, Claimed, Computing, Failed, Found
+from holdfast.protocol.retry import Tries, outage, until_answered
 from holdfast.protocol.turns import Turn
-
-if TYPE_CHECKING:
-    from holdfast.protocol.bells import Switchboard
+from holdfast.protocol.waiting import REFRESH, Pause, Waiter, pause_for
 
 __all__ = ["ask", "forget"]
 
-# What cache_look.lua says.
-COMPUTED: Final = 0  # by somebody else, just now
-FOUND: Final = 1
-CLAIMED: Final = 2
-FAILED: Final = 3
-GIVEN_UP: Final = -1
-UNANSWERED: Final = -2
-
 _NEVER: Final = float("inf")
-_LONGEST_POLL: Final = 0.1  # where no bell can be heard
 
 
 class Patience(NamedTuple):
@@ -109,7 +87,7 @@ def ask(desk: Desk, entry: Entry, policy: Policy) -> Effects[Turn]:
             elif seat.bell is None:
                 seat.bell = desk.driver.board.new_bell()  # and see once more: it may have been just before
             else:
-                now = yield from wait(seat.bell, min(patience.until, now + mutex.REFRESH))
+                now = yield from wait(seat.bell, min(patience.until, now + REFRESH))
         if isinstance(seat.answer, Outage):
             error = seat.answer.error
             raise copy(error) from error.__cause__  # each has its own, for a traceback belongs to one thread
@@ -122,133 +100,122 @@ def ask(desk: Desk, entry: Entry, policy: Policy) -> Effects[Turn]:
 class Search:
     """A look at the server, repeated until something comes of it."""
 
-    def __init__(self, entry: Entry, policy: Policy, hold: Hold, patience: Patience) -> None:
-        self.hold = hold  # under whose token it looks
-        self.started, self.until = patience
-        self.asked_at = 0.0
-        self.attempt = 0
-        self.failing_since: float | None = None
-        self.since_us = 0  # since when it waits for somebody's computation, by the server's clock
-        self.channel = ""
-        self.deaf = False  # we could not listen just now
-        self.outage: HoldfastError | None = None  # why the server could not be asked, by us or anybody
+    def __init__(self, desk: Desk, entry: Entry, policy: Policy, seat: Seat) -> None:
+        self.served = 0  # callers that came before the last look was sent: its answer is good for them
+        self.since_us = 0  # since when it waits for another's computation, by the server's clock
+        self._desk = desk
         self._entry = entry
-        self._early = f"{earliness(policy.early, hold.token):.6f}" if policy.early else "0"
+        self._policy = policy
+        self._seat = seat
 
-    def step(self, *, doubtful: bool) -> Step:
-        """``doubtful``: an earlier look with this token was not answered."""
-        hold = self.hold
-        stands_ms = mutex.TOMBSTONE_MS if doubtful else 0
-        args = (hold.token, str(hold.terms.ttl_ms), self._early, self.channel, str(self.since_us), str(stands_ms))
-        return Step("cache_look", (*self._entry.shared, hold.keys.tombstone(hold.token)), args)
+    def new_hold(self) -> Effects[Hold]:
+        """The claim, if there will be one. A token claims once."""
+        gate = Gate()
+        gate.cohorts = self._desk.driver.cohorts
+        hold = Hold(self._entry.claim, self._policy.terms, gate)
+        hold.token = yield from new_token(self._policy.terms.label)
+        return hold
 
-    def timeout(self) -> float:
-        """Of one look: no longer than the caller's patience. Who has none from the start still wants an answer."""
-        longest = self.hold.terms.call_timeout
-        left = self.until - self.asked_at if self.until > self.started else longest
-        return max(mutex.SHORTEST_CALL, min(longest, left))
+    def look(self, waiter: Waiter, channel: str, now: float, timeout: float) -> Effects[Turn | Pause]:
+        """Look once: the Turn that came of it, or how long to wait for another's computation."""
+        reply = yield from self._send(waiter, channel, timeout)
+        if type(reply) is Abandoned:  # this token has had its claim, of which we never heard: try with another
+            waiter.board.dismiss(waiter.hold)
+            waiter.hold = yield from self.new_hold()
+            reply = yield from self._send(waiter, channel, timeout)
+        hold = waiter.hold
+        match reply:
+            case Claimed(now_us, stale):
+                hold.grant(now_us, now)
+                if (began := (yield from clock())) < hold.deadline:
+                    return self._begin(hold, stale, began)
+                hold.phase, hold.doubtful = TRYING, True  # the reply came too late to count on it: ask again
+                raise _too_late()
+            case Found(value):
+                return (yield from self._end(hold, value, _NEVER))
+            case Failed(why, ago_us):
+                before = _NEVER if ago_us < 0 else now - ago_us / 1e6
+                return (yield from self._end(hold, Failure.read(why), before))
+            case Computing(left_ms, now_us):
+                self.since_us = self.since_us or now_us
+                return Pause(pause_for(hold.token, channel, waiter.attempt, left_ms))
+        raise _too_late()  # a fresh token cannot have been given up
+
+    def _begin(self, hold: Hold, stale: bytes | None, now: float) -> Turn:
+        """It is ours to compute. If there is an old value, the others get that and need not wait for the new one."""
+        turn = Turn(self._desk, self._entry, self._policy, stale)
+        turn.begin(hold, self._seat if stale is None else None, now)
+        if stale is not None:
+            self._desk.land(self._seat.flight, stale, self.served)
+        return turn
+
+    def _end(self, hold: Hold, found: bytes | Failure, before: float) -> Effects[Turn]:
+        self._desk.land(self._seat.flight, found, self.served, before)
+        if hold.doubtful:  # an earlier request may still be on its way, and claim what nobody will compute
+            hold.phase = ENDED
+            yield from entrust(hold)
+        return Turn(self._desk, self._entry, self._policy, found)
+
+    def _send(self, waiter: Waiter, channel: str, timeout: float) -> Effects[Any]:
+        hold = waiter.hold
+        doubtful, hold.doubtful = hold.doubtful, True  # from here until the reply
+        self.served = self._seat.flight.number()
+        early = self._policy.early
+        args = (
+            hold.token,
+            str(hold.terms.ttl_ms),
+            f"{earliness(early, hold.token):.6f}" if early else "0",
+            channel,
+            str(self.since_us),
+            str(mutex.TOMBSTONE_MS if doubtful else 0),  # an earlier look with this token was not answered
+        )
+        try:
+            step = Step("cache_look", (*self._entry.shared, hold.keys.tombstone(hold.token)), args)
+            reply = yield from call(step, timeout)
+        except StepFailed as failed:
+            hold.doubtful = doubtful or failed.sent
+            raise
+        hold.doubtful = doubtful
+        return reply
 
 
 def _look(desk: Desk, entry: Entry, policy: Policy, seat: Seat, patience: Patience) -> Effects[Turn]:
     """Ask the server, until there is something for this flight."""
     driver = desk.driver
-    board = driver.board
-    search = Search(entry, policy, (yield from _new_hold(driver, entry, policy)), patience)
-    flight, served = seat.flight, 0
+    terms = policy.terms
+    search = Search(desk, entry, policy, seat)
+    hold = yield from search.new_hold()
+    # However long it waits for another's computation: tries that are not answered end after the client's timeout.
+    until = patience.until if patience.until > patience.started else _NEVER
+    tries = Tries(terms, (yield from clock()), until, jitter=hold.token, outage=terms.timeout)
+    waiter = Waiter("value", hold, driver.board, tries, patience.until)
     try:
-        while True:
-            hold = search.hold
-            search.channel = board.enlist(hold) or (mutex.MUTE if search.deaf else "")
-            search.asked_at = yield from clock()
-            served = flight.number()
-            reply = yield from _send(search)
-            now = yield from clock()
-            state = UNANSWERED if reply is None else reply[0]
-            if state == CLAIMED:
-                hold.grant(reply[1], search.asked_at)
-                if now < hold.deadline:
-                    turn = Turn(desk, entry, policy, reply[2])
-                    turn.begin(hold, seat if reply[2] is None else None, now)
-                    if reply[2] is not None:  # the others need not wait for the new one
-                        desk.land(flight, reply[2], served)
-                    return turn
-                hold.phase, hold.doubtful = TRYING, True  # the reply came too late to count on it: ask again
-            elif state in (FOUND, FAILED):
-                found = reply[1] if state == FOUND else Failure.read(reply[1])
-                before = _NEVER if state == FOUND or reply[2] < 0 else search.asked_at - reply[2] / 1e6
-                desk.land(flight, found, served, before)
-                if hold.doubtful:  # an earlier request may still be on its way, and claim what nobody will compute
-                    hold.phase = ENDED
-                    yield from entrust(hold)
-                return Turn(desk, entry, policy, found)
-            elif state == COMPUTED:
-                yield from _wait(search, board, reply[1], reply[2], now)
-            elif state == GIVEN_UP:  # this token has had its claim, which we never heard of: try with another
-                board.dismiss(hold)
-                search.hold = yield from _new_hold(driver, entry, policy)
-            search.attempt += 1
+        turn: Turn | None = yield from waiter.run(search.look)
+        if turn is None:
+            raise ComputeTimeout(entry.name, (yield from clock()) - patience.started)
+        return turn
+    except StepFailed as failed:
+        waiter.hold.unheard = failed.silent
+        error = outage(failed, f"value {entry.name!r}", (yield from clock()) - tries.failing_since)
+        desk.land(seat.flight, Outage(error), search.served)
+        yield from _clean_up(driver, waiter.hold)
+        raise error from failed.__cause__
     except STOPPED:
-        if search.outage is not None:
-            desk.land(flight, Outage(search.outage), served)
-        if not mutex.is_settled(search.hold):
-            driver.book.leave(search.hold)
-            yield from mutex.settle(search.hold)
+        yield from _clean_up(driver, waiter.hold)
         raise
     finally:
-        board.dismiss(search.hold)
+        driver.board.dismiss(waiter.hold)
 
 
-def _new_hold(driver: Any, entry: Entry, policy: Policy) -> Effects[Hold]:
-    gate = Gate()
-    gate.cohorts = driver.cohorts
-    hold = Hold(entry.claim, policy.terms, gate)
-    hold.token = yield from new_token(policy.terms.label)
-    return hold
+def _clean_up(driver: Any, hold: Hold) -> Effects[None]:
+    if not mutex.is_settled(hold):
+        driver.book.leave(hold)
+        yield from mutex.settle(hold)
 
 
-def _send(search: Search) -> Effects[Any]:
-    """One look: the reply; or None after a pause if it brought none, as long as it may be tried again."""
-    hold = search.hold
-    doubtful, hold.doubtful = hold.doubtful, True  # from here until the reply
-    try:
-        reply = yield from call(search.step(doubtful=doubtful), search.timeout())
-    except StepFailed as failed:
-        hold.doubtful = doubtful or failed.sent
-        now = yield from clock()
-        search.failing_since = search.failing_since or now
-        if failed.retry and failed.prompt and not search.attempt:
-            return None  # only the connection was lost, most likely while it lay idle: try another, even if it is late
-        if not failed.retry or now >= search.failing_since + hold.terms.timeout:
-            search.outage = failed.error
-        if search.outage is not None or now >= search.until:
-            hold.unheard = failed.silent
-            raise failed.error from failed.__cause__
-        yield from wait(None, min(now + mutex.backoff(hold.token, search.attempt), search.until))
-        return None
-    hold.doubtful = doubtful
-    search.failing_since = None
-    return reply
-
-
-def _wait(search: Search, board: Switchboard, left_ms: int, now_us: int, now: float) -> Effects[None]:
-    """Somebody computes it. Wait for word of that; or, the first time, see that word can reach us, and look again."""
-    hold = search.hold
-    search.since_us = search.since_us or now_us
-    if now >= search.until:
-        raise ComputeTimeout(hold.name, now - search.started)
-    if not search.channel:
-        try:
-            board.mute = not (yield from listen(search.timeout()))
-        except StepFailed as failed:
-            search.deaf = failed.retry
-            board.mute = board.mute or not failed.retry  # the server is there: what it minds is the listener
-        return
-    if hold.bell is None:
-        hold.bell = board.new_bell()
-    if hold.word is None:
-        yield from wait(hold.bell, min(search.until, now + pause_for(search, left_ms)))
-    hold.bell.clear()
-    hold.word = None
+def _too_late() -> StepFailed:
+    why = {"the server": "its answer came too late to count"}
+    return StepFailed(Unavailable(why, "Look why the server is that slow"), sent=True, retry=True)
 
 
 def earliness(beta: float, token: str) -> float:
@@ -256,20 +223,13 @@ def earliness(beta: float, token: str) -> float:
     return -beta * math.log((crc32(token.encode()) + 1) / 2**32)
 
 
-def pause_for(search: Search, left_ms: int) -> float:
-    """How long to wait for a bell before looking again: no longer than the claim lasts, whose holder may be dead."""
-    pause = mutex.REFRESH
-    if search.channel == mutex.MUTE:
-        pause = min(mutex.backoff(search.hold.token, search.attempt), _LONGEST_POLL)
-    return min(pause, (left_ms + 1) / 1000) if left_ms >= 0 else pause
-
-
 def forget(desk: Desk, entry: Entry, terms: Terms) -> Effects[bool]:
     """Invalidate it, whether or not it was there: whoever asks from now on gets nothing that was begun before."""
+    step = Step("cache_drop", entry.shared, ())
     try:
-        found = yield from insist(Step("cache_drop", entry.shared, ()), terms, dice=entry.name)
+        found, _, _ = yield from until_answered(lambda: step, terms, jitter=entry.name)
     except StepFailed as failed:
-        raise failed.error from failed.__cause__
+        raise outage(failed, f"value {entry.name!r}", terms.timeout) from failed.__cause__
     # Whoever comes now need not wait for a computation that counts no more.
     flight = desk.flights.get(entry.shared[0])
     if flight is not None:

@@ -12,9 +12,10 @@ from typing import Any, Final, NamedTuple, cast
 
 from holdfast.lease import ENDED, Hold
 from holdfast.protocol import mutex
-from holdfast.protocol.effects import STOPPED, Effects, Step, StepFailed, call, clock, entrust
+from holdfast.protocol.effects import STOPPED, Effects, Step, StepFailed, clock, entrust
 from holdfast.protocol.entries import Entry, Failure, Policy, failure_of, pack, unpack
 from holdfast.protocol.flights import Alarm, Desk, Seat
+from holdfast.protocol.retry import until_answered
 
 __all__ = ["Turn"]
 
@@ -117,17 +118,12 @@ class Turn:
                 self._desk.leave(seat)
 
     def _send(self, step: Step) -> Effects[int | None]:
-        """Whether it was stored; None if nobody can say. One broken connection is forgiven."""
-        timeout = self._policy.terms.resend_after
-        for attempt in range(2):
-            try:
-                stored: int = yield from call(step, timeout, shielded=True)
-            except StepFailed as failed:
-                if not failed.prompt or attempt:
-                    return None
-            else:
-                return stored
-        return None
+        """Whether it was stored; None if that is not known."""
+        try:
+            stored, _, _ = yield from until_answered(lambda: step, self._policy.terms, shielded=True)
+        except StepFailed:
+            return None
+        return int(stored)
 
     def __del__(self) -> None:
         # Dropped between the claim and the computation, by Ctrl-C or a loop that was closed: nobody will compute.

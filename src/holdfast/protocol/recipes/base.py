@@ -15,7 +15,6 @@ what it meets there.
 from __future__ import annotations
 
 import logging
-from collections.abc import Hashable
 from typing import Any, Final, TypeVar
 
 from holdfast.errors import AcquireTimeout, HoldfastError, LeaseLost, NotHeld, OutcomeUnknown, Unsupported
@@ -68,16 +67,17 @@ class BaseRecipe(BaseLock[L]):
         """Until when a key with that value and expiry keeps others out, in microseconds since 1970; None: for ever."""
         return self._scheme.deadline_us(value, expires_us)
 
-    def _acquire(self, patience: float | None) -> Effects[L | None]:
+    def _obtain(self, patience: float | None) -> Effects[L]:
         until = None if patience is None else (yield from clock()) + patience
         if self._life != self._driver.life:
             self._begin_life()
         turn = Turn(self._keys, self._terms, self._gate, self._driver, self._scheme)
         try:
             if not (yield from self._strive(turn, until)):
-                yield from hang_up(turn)
-                _leave_gate(turn)
-                return None
+                if self._trouble is not None:
+                    raise self._trouble
+                why = self._why_not((yield from clock()), (yield from caller()))
+                raise AcquireTimeout(self.name, patience or 0.0, why)
             yield from hang_up(turn)
             self._lease = lease = self._lease_class(self._driver, turn)
             return lease
@@ -143,10 +143,7 @@ class BaseRecipe(BaseLock[L]):
         raise AssertionError("unreachable")
 
     def _enter(self) -> Effects[L]:
-        lease = yield from self._acquire(self._terms.wait)
-        if lease is None:
-            why = self._why_not((yield from clock()), (yield from caller()))
-            raise AcquireTimeout(self.name, self._terms.wait or 0.0, why)
+        lease = yield from self._obtain(self._terms.wait)
         try:
             self._entered.append(((yield from caller()), lease, None))
         except STOPPED:  # interrupted on the threshold: the body will not run, so nobody else would release it
@@ -154,11 +151,6 @@ class BaseRecipe(BaseLock[L]):
             yield from release_turn(lease._hold)
             raise
         return lease
-
-    def _why_not(self, now: float, me: Hashable) -> str:
-        if self._trouble is not None:
-            return f"the last try failed. {self._trouble}"
-        return super()._why_not(now, me)
 
     def _leave(self, error: BaseException | None) -> Effects[None]:
         """Leave ``with``. An error of the body stays the one that is raised; what release says is noted on it."""

@@ -1,0 +1,149 @@
+"""Waiting for something on the server: ask, wait for a notification, ask again.
+
+Invariant. Notifications are hints: a waiter asks again after half a second at the latest, which also shows the server
+that it is alive. So one that was lost, late or sent twice costs time and nothing else. A waiter that cannot be notified
+(no permission, no free connection) polls. No loop is without a pause, and none without an end: the caller's patience, a
+server that never answered this client, or a refusal that cannot pass.
+
+Atomic: each step that is sent. The subscriber is started after the first refusal, and the step is sent once more before
+the first wait, because what is waited for may have happened before the server could notify us.
+
+Locks, latches and cached values wait by this one loop; what they ask, and what an answer means, is their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from holdfast.lease import HELD, Hold
+from holdfast.protocol.effects import Effects, StepFailed, clock, listen, wait, warn
+from holdfast.protocol.retry import Tries, backoff
+
+if TYPE_CHECKING:
+    from holdfast.protocol.bells import Switchboard
+
+__all__ = ["MUTE", "REFRESH", "Pause", "Waiter", "pause_for"]
+
+MUTE: Final = "-"  # the channel of a waiter that cannot be notified
+REFRESH: Final = 0.5  # how often a waiter asks again; after a second of silence it loses its place
+
+_LONGEST_POLL: Final = 0.1  # of a waiter that cannot be notified
+_FIRST_WARNING: Final = 1.0  # seconds between two warnings, doubled each time
+_RAREST_WARNING: Final = 60.0
+
+
+class Pause(NamedTuple):
+    """Not yet. Ask again after that many seconds, or when notified."""
+
+    seconds: float
+
+
+def pause_for(token: str, channel: str, attempt: int, left_ms: int = -1) -> float:
+    """How long to wait for a notification before asking again; no longer than the present holder's lease lasts."""
+    pause = REFRESH if channel not in ("", MUTE) else min(backoff(token, attempt), _LONGEST_POLL)
+    return min(pause, (left_ms + 1) / 1000) if left_ms >= 0 else pause
+
+
+class Waiter:
+    """One caller that waits; the server notifies it by the token of its hold."""
+
+    __slots__ = (
+        "_warn_after",
+        "_warned_at",
+        "attempt",
+        "board",
+        "hold",
+        "patient",
+        "tries",
+        "unsubscribed",
+        "until",
+        "what",
+    )
+
+    def __init__(self, what: str, hold: Hold, board: Switchboard, tries: Tries, until: float) -> None:
+        self.what = what  # is waited for: a lock, a latch, a value
+        self.hold = hold
+        self.board = board
+        self.tries = tries
+        self.until = until  # when the patience is over
+        self.patient = until > tries.started  # else it waits for an answer, and for nothing more
+        self.attempt = 0
+        self.unsubscribed = False  # we could not subscribe just now, and poll
+        self._warned_at = float("-inf")
+        self._warn_after = 0.0
+
+    @property
+    def subject(self) -> str:
+        return f"{self.what} {self.hold.name!r}"
+
+    def run(self, ask: Callable[[Waiter, str, float, float], Effects[Any]]) -> Effects[Any]:
+        """What ``ask(waiter, channel, now, timeout)`` brings, once it is no Pause; None when the patience is over.
+
+        It is True if a notification has granted the hold. StepFailed, if the last step was not answered.
+        """
+        tries = self.tries
+        now = tries.started
+        while True:
+            channel = (self.board.enlist(self.hold) or (MUTE if self.unsubscribed else "")) if self.patient else ""
+            try:
+                found = yield from ask(self, channel, now, tries.timeout(now))
+            except StepFailed as failed:
+                now = yield from clock()
+                pause = tries.pause_after(failed, now)
+                if pause is None:
+                    raise
+                if pause:
+                    yield from self._warn(failed, now)
+                    now = yield from self.sleep(now + pause)
+            else:
+                tries.answered()
+                if type(found) is not Pause:
+                    return found
+                now = yield from clock()
+                if now >= self.until:
+                    return None
+                if not channel:
+                    yield from self._subscribe(now)
+                    now = yield from clock()
+                else:
+                    now = yield from self.sleep(min(self.until, now + found.seconds))
+                    if now >= self.until and self.hold.phase is not HELD and channel != MUTE:
+                        return None
+            if self.hold.phase is HELD:
+                return True
+            self.attempt += 1
+
+    def _subscribe(self, now: float) -> Effects[None]:
+        """Start the client's subscriber; if that cannot be had just now (no connection is left), poll."""
+        board = self.board
+        try:
+            board.mute = not (yield from listen(self.tries.timeout(now)))
+            self.unsubscribed = not board.armed and not board.mute  # it was lost again at once
+        except StepFailed as failed:
+            self.unsubscribed = failed.retry
+            board.mute = board.mute or not failed.retry  # the server just answered, so SUBSCRIBE itself is forbidden
+
+    def sleep(self, until: float) -> Effects[float]:
+        """Wait for a notification, until that time at most; what time it is then. It may have granted the hold."""
+        hold = self.hold
+        if hold.bell is None:
+            hold.bell = self.board.new_bell()
+        now = (yield from wait(hold.bell, until)) if hold.word is None else (yield from clock())
+        hold.bell.clear()
+        word, hold.word = hold.word, None
+        if word is not None and word.fence:
+            if hold.rung(word, now):  # else it was long under way: ask whether the lock is still ours
+                hold.queued = False
+        elif word is not None and word.pause_ms:  # a yield window for polling clients
+            now = yield from wait(None, min(until, now + word.pause_ms / 1000))
+        return now
+
+    def _warn(self, failed: StepFailed, now: float) -> Effects[None]:
+        """A wait that goes on although the server cannot be used says so: at once, and then ever more rarely."""
+        tries = self.tries
+        if now < self._warned_at + self._warn_after or tries.until - now < _FIRST_WARNING:
+            return  # its own end is near, and says the same
+        self._warned_at = now
+        self._warn_after = min(max(_FIRST_WARNING, 2 * self._warn_after), _RAREST_WARNING)
+        yield from warn(f"{self.subject} still waits after {now - tries.started:.2g} s: {failed.error}")
