@@ -11,6 +11,7 @@ import pytest
 
 import holdfast
 from holdfast import errors
+from holdfast.holder import Holder
 
 
 def test_the_names_are_these() -> None:
@@ -30,7 +31,6 @@ def test_the_names_are_these() -> None:
         "NotHeld",
         "OutcomeUnknown",
         "OverRelease",
-        "ServerSilent",
         "StaleFence",
         "Unavailable",
         "UnsafeRecipeWarning",
@@ -60,8 +60,8 @@ def test_the_tree_of_errors() -> None:
     assert issubclass(holdfast.Unavailable, ConnectionError)
     assert issubclass(holdfast.InvalidName, ValueError)
     assert issubclass(holdfast.InvalidConfig, ValueError)
-    assert issubclass(holdfast.ServerSilent, holdfast.AcquireTimeout)
-    assert issubclass(holdfast.ServerSilent, holdfast.Unavailable)
+    assert not issubclass(holdfast.AcquireTimeout, holdfast.Unavailable)
+    assert not issubclass(holdfast.Unavailable, holdfast.AcquireTimeout)
     for name in errors.__all__:
         if not name.endswith("Warning"):
             assert issubclass(getattr(errors, name), holdfast.HoldfastError)
@@ -71,7 +71,8 @@ ERRORS = [
     errors.NotAcquired("a"),
     errors.AcquireTimeout("a", 1.5),
     errors.AcquireTimeout("a", 0.0),
-    errors.ServerSilent("a", 1.5, {"redis://h:1/0": "nothing listens there"}, "Start it"),
+    errors.AcquireTimeout("a", 1.5, holder=Holder("nightly", "web1", 42, remaining=3.0)),
+    errors.Unavailable({"redis://h:1/0": "nothing listens there"}, "Start it", "lock 'a'"),
     errors.LeaseLost("a", 7, "its key expired"),
     errors.LeaseLost("a", None, "its key expired"),
     errors.NotHeld("a"),

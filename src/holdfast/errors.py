@@ -92,7 +92,7 @@ class AcquireTimeout(NotAcquired, TimeoutError):
     """
 
     def __init__(self, name: str, waited: float, reason: str = "", holder: Holder | None = None) -> None:
-        by = f"{holder} holds it" if holder is not None else "others are before us"
+        by = f"{holder} holds it" if holder is not None else "someone else holds it, or is before us in its queue"
         super().__init__(name, reason or f"{by}. Wait longer (wait=), or catch AcquireTimeout and come back later")
         self.waited = waited
         self.holder = holder

@@ -24,7 +24,7 @@ from tests.lab.mutations import Mistake, in_python, in_step, plant
 LOCK: Final = PRIMITIVES["hand_over"].invariants
 PERMIT: Final = PRIMITIVES["hand_over:semaphore"].invariants
 WRITE: Final = PRIMITIVES["hand_over:write"].invariants
-MOST_STATES: Final = 20_000
+MOST_STATES: Final = 60_000
 # Those of ``python -m benchmarks.lab``, and some in which a mistake is found sooner.
 ROWS: Final = {
     **{name: row[:2] for name, row in PRIMITIVES.items() if name.startswith("hand_over")},
@@ -93,7 +93,7 @@ MISTAKES: Final[dict[str, tuple[str, str, tuple[str, ...], Mistake]]] = {
         "MutualExclusion",
         ("pause",),
         in_python(
-            handover, "_swap", "hold.grant(int(reply), asked_at)", "hold.grant(int(reply), (yield from clock()))"
+            handover, "_swap", "hold.grant(reply.fence, asked_at)", "hold.grant(reply.fence, (yield from clock()))"
         ),
     ),
     "several_taken_from_whoever_has_them": (

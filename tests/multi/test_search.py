@@ -75,7 +75,7 @@ def test_a_mistake_is_found(mistake: str, monkeypatch: pytest.MonkeyPatch) -> No
     for wants in CROWDS[:2]:
         explorer = Explorer(several_config(*wants, kinds=FAULTS), invariants=[invariant], stop_at=[invariant])
         for faults in (0, 1):
-            explorer.search(faults, FAULTS, states=16_000)
+            explorer.search(faults, FAULTS, states=60_000)
         if explorer.broken:
             return
     raise AssertionError(f"{invariant} holds all the same")

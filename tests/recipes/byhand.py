@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from threading import get_ident
 from typing import Any, Self
 
 import holdfast
@@ -51,6 +52,8 @@ class ByHand:
                 value = self._driver.engine.call(effect.step, effect.timeout)
             elif isinstance(effect, fx.NewToken):
                 value = clock.new_token(effect.label)
+            elif isinstance(effect, fx.Caller):
+                value = get_ident()
             elif isinstance(effect, fx.Wait):
                 time.sleep(max(0.0, effect.until - clock.now()))
                 value = clock.now()

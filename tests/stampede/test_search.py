@@ -18,8 +18,8 @@ from holdfast.lab.primitives import DAILY_KINDS, PRIMITIVES
 from holdfast.lab.state import NOBODY, Config
 from holdfast.lab.story import tell
 from holdfast.lab.trace import BROKEN, HOLDS, UNKNOWN
-from holdfast.protocol import stampede
 from holdfast.protocol.flights import Alarm
+from holdfast.protocol.stampede import Search
 from holdfast.protocol.turns import Turn
 from tests.lab.mutations import Mistake, in_python, in_step, plant
 
@@ -75,7 +75,9 @@ MISTAKES: Final[dict[str, tuple[str, str, tuple[str, ...], Mistake]]] = {
         "RR, slow",
         "OneComputes",
         ("pause",),
-        in_python(stampede, "_look", "if now < hold.deadline:", "if True:"),
+        in_python(
+            Search, "look", "if (began := (yield from clock())) < hold.deadline:", "if began := (yield from clock()):"
+        ),
     ),
     "a_store_without_a_look_at_the_claim": (
         "RR, slow",
@@ -111,7 +113,7 @@ MISTAKES: Final[dict[str, tuple[str, str, tuple[str, ...], Mistake]]] = {
         "VF",
         "FailureShared",
         ("lost_reply",),
-        in_python(stampede, "_look", "search.asked_at - reply[2] / 1e6", "_NEVER"),
+        in_python(Search, "look", "now - ago_us / 1e6", "_NEVER"),
     ),
     "a_store_that_wakes_nobody": (
         "RR",
@@ -129,7 +131,7 @@ MISTAKES: Final[dict[str, tuple[str, str, tuple[str, ...], Mistake]]] = {
         "RR",
         "NoLostWakeup",
         ("lost_reply",),
-        in_python(stampede, "_wait", "min(search.until, now + pause_for(search, left_ms))", "search.until"),
+        in_python(Search, "look", "Pause(pause_for(hold.token, channel, waiter.attempt, left_ms))", "Pause(5.0)"),
     ),
     "a_lost_turn_that_is_waited_for": (
         "VI",
@@ -177,7 +179,7 @@ MISTAKES: Final[dict[str, tuple[str, str, tuple[str, ...], Mistake]]] = {
         "RRD",
         "AcquireTotality",
         ("delay",),
-        in_python(stampede, "_look", "if hold.doubtful:  #", "if False:  #"),
+        in_python(Search, "_end", "if hold.doubtful:  #", "if False:  #"),
     ),
 }
 

@@ -47,6 +47,7 @@ class Machine:
         self.processes: list[Process] = []
         self._held_up: list[Callable[[], None]] = []
         self.skew_us = 0  # by how much its wall clock is wrong
+        self.warnings: list[str] = []  # what was logged
         self._tokens = 0
         self._links = 0
         self._boot()
@@ -323,7 +324,7 @@ class Process:
         if isinstance(effect, fx.Tell):
             return effect.hold.notify() if effect.hold.notify is not None else None
         if isinstance(effect, fx.Warn):
-            return world.warnings.append(effect.message)
+            return machine.warnings.append(effect.message)
         if isinstance(effect, fx.Attach):
             block = _Block(self)
             effect.hold.notify = block.cancel

@@ -185,9 +185,9 @@ class Transition:
         In that order: who asks when the lock is free, and is next, is granted it first and then finds it its own.
         """
         for channel, text in done.bells:
-            fence = int(text.split(b" ")[1])
-            if fence and channel.decode() in self.model.channels:
-                self._event(self.model.channels.index(channel.decode()), "minted", fence=fence)
+            fence = text.split(b" ")[1]
+            if fence.isdigit() and channel.decode() in self.model.channels:
+                self._event(self.model.channels.index(channel.decode()), "minted", fence=int(fence))
         if not request.listens and getattr(request.ops[0], "script", "") in _QUEUEING:
             reply = done.replies[0]
             if isinstance(reply, tuple) and reply[0] == 1:  # of a room: and the place

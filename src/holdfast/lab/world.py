@@ -72,7 +72,7 @@ def watched_keys(step: Step, reply: Any) -> list[bytes]:
     A server tells of all that the step has read; but nobody minds side keys, nor, of several locks, others than the one
     that has refused.
     """
-    if isinstance(reply, list | tuple) and len(reply) > _KEY:
+    if isinstance(reply, list | tuple) and len(reply) > _KEY and isinstance(reply[_KEY], bytes):
         return [reply[_KEY]]
     return [key.encode() for key in step.keys if key == step.keys[0] or ":hf1:" not in key]
 
@@ -97,7 +97,6 @@ class World:
         self.mute = False  # the server forbids pub/sub
         self.tracking = True  # the server tells of foreign writes
         self.sent: list[Message] = []
-        self.warnings: list[str] = []  # what was logged
         self.hung = False  # the server reads nothing; what is sent waits
         self.down = False  # nothing listens there
         self._listening: dict[bytes, Machine] = {}  # by channel

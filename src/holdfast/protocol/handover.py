@@ -219,18 +219,15 @@ def _swap(hold: Hold, giver: str) -> Effects[None]:
     step = adopt_step(hold, giver)
     while True:
         try:
-            reply, asked_at, _ = yield from until_answered(lambda: step, hold.terms, hold=hold)
+            reply, asked_at, _, doubtful = yield from until_answered(lambda: step, hold.terms, hold=hold)
         except StepFailed as failed:
             raise outage(failed, _in_words(hold), hold.terms.timeout) from failed.__cause__
         if type(reply) is NotAdopted:
+            hold.doubtful = doubtful
             raise NotAcquired(hold.name, _REFUSED[reply.code])
-        doubtful, hold.doubtful = (
-            hold.doubtful,
-            True,
-        )  # a signal handler may strike here; the token is known to us alone
         hold.slot = reply.slot
         hold.grant(reply.fence, asked_at)
-        hold.doubtful = doubtful
+        hold.doubtful = doubtful  # not before: a signal handler may strike here, and the token is known to us alone
         if (yield from clock()) < hold.deadline:
             return
         # The reply came after the deadline; but the key may be ours still.

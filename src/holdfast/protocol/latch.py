@@ -109,7 +109,7 @@ class BaseLatch:
         args = (token, self._count, str(n), self._retention, str(stands_ms))
         step = Step("latch_count_down", (*self._shared, self._keys.tombstone(token)), args)
         try:
-            reply, _, _ = yield from until_answered(lambda: step, self._terms, jitter=token, shielded=True)
+            reply, *_ = yield from until_answered(lambda: step, self._terms, jitter=token, shielded=True)
         except StepFailed as failed:
             if not failed.sent:
                 raise self._outage(failed) from failed.__cause__
@@ -120,13 +120,13 @@ class BaseLatch:
     def _look(self) -> Effects[int]:
         step = self._look_step("", "")
         try:
-            reply, _, _ = yield from until_answered(lambda: step, self._terms)
+            reply, *_ = yield from until_answered(lambda: step, self._terms)
         except StepFailed as failed:
             raise self._outage(failed) from failed.__cause__
         return self._left(reply)
 
-    def _outage(self, failed: StepFailed) -> HoldfastError:
-        return outage(failed, f"latch {self.name!r}", self._terms.timeout)
+    def _outage(self, failed: StepFailed, waited: float | None = None) -> HoldfastError:
+        return outage(failed, f"latch {self.name!r}", self._terms.timeout if waited is None else waited)
 
     def _look_step(self, token: str, channel: str) -> Step:
         return Step("latch_look", self._shared, (token, self._count, channel, self._retention))
@@ -197,7 +197,7 @@ class BaseLatch:
         try:
             yield from waiter.run(look)
         except StepFailed as failed:
-            raise self._outage(failed) from failed.__cause__
+            raise self._outage(failed, (yield from clock()) - waiter.tries.failing_since) from failed.__cause__
         finally:
             board.dismiss(hold)
 
@@ -211,11 +211,11 @@ class BaseLatch:
         step = self._look_step("", "")
         try:
             ends = (yield from clock()) + SHORTEST_CALL
-            reply, _, _ = yield from until_answered(lambda: step, self._terms, until=ends)
+            reply, *_ = yield from until_answered(lambda: step, self._terms, until=ends)
         except StepFailed as failed:
             if vigil.seen_at >= started:
                 return False
-            raise self._outage(failed) from failed.__cause__
+            raise self._outage(failed, until - started) from failed.__cause__
         return self._left(reply) == 0
 
     def __reduce__(self) -> Any:

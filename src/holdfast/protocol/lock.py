@@ -213,7 +213,7 @@ class BaseLock(Generic[L]):
     def _ask_server(self, step: Step | Command) -> Effects[Any]:
         """The reply to a step that changes nothing."""
         try:
-            reply, _, _ = yield from until_answered(lambda: step, self._terms, jitter=self.name)
+            reply, *_ = yield from until_answered(lambda: step, self._terms, jitter=self.name)
         except StepFailed as failed:
             raise outage(failed, f"lock {self.name!r}", self._terms.timeout) from failed.__cause__
         return reply

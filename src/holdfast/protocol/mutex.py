@@ -251,7 +251,9 @@ def _free(hold: Hold, now: float) -> Effects[tuple[int, bool]]:
 
     try:
         # Once the lease has ended by itself there is nothing to wait for; the keeper sees to the rest.
-        reply, _, resent = yield from until_answered(step, hold.terms, until=hold.gone_by(), hold=hold, shielded=True)
+        reply, _, resent, _ = yield from until_answered(
+            step, hold.terms, until=hold.gone_by(), hold=hold, shielded=True
+        )
     except StepFailed as failed:
         yield from entrust(hold)
         raise _unreleased(hold, failed, failed.sent, (yield from clock())) from failed.__cause__
@@ -297,7 +299,7 @@ def insist(hold: Hold, step: Step) -> Effects[float]:
             raise hold.ended()
 
     try:
-        found, asked_at, _ = yield from until_answered(lambda: step, hold.terms, hold=hold, check=check)
+        found, asked_at, _, hold.doubtful = yield from until_answered(lambda: step, hold.terms, hold=hold, check=check)
     except StepFailed as failed:
         raise outage(failed, f"lock {hold.name!r}", hold.terms.timeout) from failed.__cause__
     if found == FREED:

@@ -32,6 +32,7 @@ class Answer(NamedTuple):
     reply: Any
     asked_at: float  # when the request was sent that brought it
     resent: bool  # an earlier try may have taken effect
+    doubtful: bool = False  # what ``hold.doubtful`` should be, once the caller has taken note of the reply
 
 
 class Tries:
@@ -107,8 +108,8 @@ def until_answered(
 ) -> Effects[Answer]:
     """Send a step until it is answered, for the client's timeout at most; else StepFailed.
 
-    ``hold``: whose step it is; its outcome is unknown while the step is under way. ``check``: called before each try to
-    raise what ends it. ``StepFailed.sent`` says whether any of the tries may have taken effect.
+    ``hold``: whose step it is; its outcome is unknown until the caller has taken note of the answer. ``check``: called
+    before each try to raise what ends it. ``StepFailed.sent`` says whether any of the tries may have taken effect.
     """
     now = yield from clock()
     tries = Tries(
@@ -134,9 +135,7 @@ def until_answered(
             if pause:
                 now = yield from wait(None, now + pause)
         else:
-            if hold is not None:
-                hold.doubtful = doubtful
-            return Answer(reply, now, tries.sent)
+            return Answer(reply, now, tries.sent, doubtful)
 
 
 def outage(failed: StepFailed, subject: str, waited: float | None = None) -> HoldfastError:

@@ -227,7 +227,7 @@ def forget(desk: Desk, entry: Entry, terms: Terms) -> Effects[bool]:
     """Invalidate it, whether or not it was there: whoever asks from now on gets nothing that was begun before."""
     step = Step("cache_drop", entry.shared, ())
     try:
-        found, _, _ = yield from until_answered(lambda: step, terms, jitter=entry.name)
+        found, *_ = yield from until_answered(lambda: step, terms, jitter=entry.name)
     except StepFailed as failed:
         raise outage(failed, f"value {entry.name!r}", terms.timeout) from failed.__cause__
     # Whoever comes now need not wait for a computation that counts no more.

@@ -120,7 +120,7 @@ class Turn:
     def _send(self, step: Step) -> Effects[int | None]:
         """Whether it was stored; None if that is not known."""
         try:
-            stored, _, _ = yield from until_answered(lambda: step, self._policy.terms, shielded=True)
+            stored, *_ = yield from until_answered(lambda: step, self._policy.terms, shielded=True)
         except StepFailed:
             return None
         return int(stored)

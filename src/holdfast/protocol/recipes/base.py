@@ -75,7 +75,7 @@ class BaseRecipe(BaseLock[L]):
         try:
             if not (yield from self._strive(turn, until)):
                 if self._trouble is not None:
-                    raise self._trouble
+                    raise _named(turn, self._trouble)
                 why = self._why_not((yield from clock()), (yield from caller()))
                 raise AcquireTimeout(self.name, patience or 0.0, why)
             yield from hang_up(turn)
