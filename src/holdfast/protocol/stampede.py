@@ -188,7 +188,7 @@ def _look(desk: Desk, entry: Entry, policy: Policy, seat: Seat, patience: Patien
     # However long it waits for another's computation: tries that are not answered end after the client's timeout.
     until = patience.until if patience.until > patience.started else _NEVER
     tries = Tries(terms, (yield from clock()), until, jitter=hold.token, outage=terms.timeout)
-    waiter = Waiter("value", hold, driver.board, tries, patience.until)
+    waiter = Waiter("value", hold, driver.board, tries, patience.until, asks_last=True)
     try:
         turn: Turn | None = yield from waiter.run(search.look)
         if turn is None:

@@ -51,6 +51,7 @@ class Waiter:
     __slots__ = (
         "_warn_after",
         "_warned_at",
+        "asks_last",
         "attempt",
         "board",
         "hold",
@@ -61,13 +62,16 @@ class Waiter:
         "what",
     )
 
-    def __init__(self, what: str, hold: Hold, board: Switchboard, tries: Tries, until: float) -> None:
+    def __init__(
+        self, what: str, hold: Hold, board: Switchboard, tries: Tries, until: float, *, asks_last: bool = False
+    ) -> None:
         self.what = what  # is waited for: a lock, a latch, a value
         self.hold = hold
         self.board = board
         self.tries = tries
         self.until = until  # when the patience is over
         self.patient = until > tries.started  # else it waits for an answer, and for nothing more
+        self.asks_last = asks_last  # when the patience is over, ask once more: a notification may have been lost
         self.attempt = 0
         self.unsubscribed = False  # we could not subscribe just now, and poll
         self._warned_at = float("-inf")
@@ -108,7 +112,7 @@ class Waiter:
                     now = yield from clock()
                 else:
                     now = yield from self.sleep(min(self.until, now + found.seconds))
-                    if now >= self.until and self.hold.phase is not HELD and channel != MUTE:
+                    if now >= self.until and self.hold.phase is not HELD and not self.asks_last and channel != MUTE:
                         return None
             if self.hold.phase is HELD:
                 return True
