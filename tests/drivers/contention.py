@@ -139,7 +139,7 @@ _BLOCKING = """
     client = holdfast.connect(url)
     say("ready")
     sys.stdin.readline()
-    lease = client.lock("x", ttl=600).acquire()
+    lease = client.lock("x", ttl=float(sys.argv[2])).acquire()
     say(lease.fence, time.monotonic())
     lease.release()
     client.close()
@@ -151,7 +151,7 @@ _ASYNCIO = """
         async with holdfast.aio.connect(url) as client:
             say("ready")
             sys.stdin.readline()
-            lease = await client.lock("x", ttl=600).acquire()
+            lease = await client.lock("x", ttl=float(sys.argv[2])).acquire()
             say(lease.fence, time.monotonic())
             await lease.release()
 
@@ -162,8 +162,8 @@ _ASYNCIO = """
 class Waiter:
     """A process that waits for the lock "x" when it is told to, and gives it back as soon as it has it."""
 
-    def __init__(self, kind: str, url: str) -> None:
-        self.process = Script({"blocking": _BLOCKING, "asyncio": _ASYNCIO}[kind], url)
+    def __init__(self, kind: str, url: str, *, ttl: float = 600) -> None:
+        self.process = Script({"blocking": _BLOCKING, "asyncio": _ASYNCIO}[kind], url, ttl)
 
     @property
     def pid(self) -> int:

@@ -79,18 +79,20 @@ def test_newcomers_do_not_barge_in(connect: Any, url: str, admin: redis.Redis) -
 
 
 @pytest.mark.parametrize("how", ["killed", "stopped", "cut off"])
-def test_dead_head_of_the_queue_is_passed_over(
+def test_dead_head_of_the_queue_is_passed_over_and_a_frozen_one_costs_its_ttl(
     connect: Any, url: str, proxy: Proxy, admin: redis.Redis, how: str
 ) -> None:
-    """However long its ttl."""
     held = connect(url).lock("x", ttl=600).acquire(timeout=5)
-    with Waiter(connect.kind, proxy.url if how == "cut off" else url) as head:
+    with Waiter(connect.kind, proxy.url if how == "cut off" else url, ttl=600 if how == "killed" else 1) as head:
         head.queue_up(admin)
         follower = acquire_later(connect(url).lock("x", ttl=600), admin)
+        before = subscribers(admin)
         if how == "cut off":
             proxy.blackhole()
         else:
             head.process.send(signal.SIGKILL if how == "killed" else signal.SIGSTOP)
+        if how == "killed":
+            eventually(lambda: subscribers(admin) == before - 1, 5.0, "the server sees that its connection is closed")
         released_at = time.monotonic()
         held.release()
         lease = follower.outcome()
@@ -99,14 +101,19 @@ def test_dead_head_of_the_queue_is_passed_over(
         lease.release()
 
 
-def test_many_dead_heads_cost_no_more_than_one(client: holdfast.Client, url: str, admin: redis.Redis) -> None:
+def subscribers(admin: redis.Redis) -> int:
+    return len(admin.pubsub_channels("*holdfast:bell:*"))
+
+
+def test_many_frozen_heads_cost_the_ttl_of_one(client: holdfast.Client, url: str, admin: redis.Redis) -> None:
+    """The first is granted the lock; by the time that its ttl is over the others have lost their places."""
     held = client.lock("x", ttl=600).acquire()
     assert held
     code = """
         import threading
         client = holdfast.connect(url)
         for _ in range(20):
-            threading.Thread(target=client.lock("x", ttl=600, cohort=0).acquire, daemon=True).start()
+            threading.Thread(target=client.lock("x", ttl=1.5, cohort=0).acquire, daemon=True).start()
         time.sleep(60)
     """
     with Script(code, url) as crowd:
@@ -139,11 +146,13 @@ def test_head_that_died_long_before_costs_nothing(client: holdfast.Client, url: 
             lease.release()
 
 
-def test_stopped_waiter_that_goes_on_waits_again(client: holdfast.Client, url: str, admin: redis.Redis) -> None:
-    """It was given the lock while it could not know; when it wakes up it does not believe that."""
+def test_waiter_that_was_stopped_beyond_its_ttl_waits_again(
+    client: holdfast.Client, url: str, admin: redis.Redis
+) -> None:
+    """It was granted the lock while it could not know. When it wakes up the notification is older than its ttl."""
     held = client.lock("x", ttl=600).acquire()
     assert held
-    with Waiter("blocking", url) as head:
+    with Waiter("blocking", url, ttl=1) as head:
         head.queue_up(admin)
         with holdfast.connect(url) as another:
             follower = acquire_later(another.lock("x", ttl=600), admin)

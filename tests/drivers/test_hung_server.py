@@ -83,8 +83,6 @@ def test_wait_ends_in_time(connect: Any, hang: Any, admin: redis.Redis, ask: Cal
     with took(less_than=SOON), pytest.raises(holdfast.Unavailable) as caught:
         ask(face)
     assert "did not answer" in str(caught.value)
-    if met:
-        assert isinstance(caught.value, holdfast.AcquireTimeout)
     hang.heal()
     eventually(lambda: lock_keys(admin) == [], what="no key is left once the server talks again")
 

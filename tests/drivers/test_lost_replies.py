@@ -93,9 +93,10 @@ def test_abandon_whose_reply_is_lost_is_repeated_until_it_is_confirmed(
 
 def test_acquire_that_arrives_after_its_own_abandon_is_refused(connect: Any, proxy: Proxy, admin: redis.Redis) -> None:
     face = warmed(connect, proxy, timeout=1.0)
-    proxy.on("acquire", HOLD)
+    proxy.on("acquire", HOLD, times=10)
     with pytest.raises(holdfast.Unavailable):
         face.lock("x").acquire(timeout=0.3)
+    proxy.heal()
     eventually(lambda: tombstones(admin, "x"), what="the attempt is buried")
     proxy.deliver()
     assert lock_keys(admin) == []
