@@ -216,6 +216,8 @@ class Hold:
         self.queued = other.queued
         self.doubtful = other.doubtful
         self.asked = other.asked
+        self.outcome = other.outcome
+        self.unheard = other.unheard
 
     def _begin(self, fence: int, since: float, lasts: float) -> None:
         self.fence = fence

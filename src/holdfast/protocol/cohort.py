@@ -101,8 +101,8 @@ class Cohorts:
         hold.seat = hold.keys.main
         return False
 
-    def stand_in_line(self, hold: Hold, until: float | None) -> Effects[float | None]:
-        """Come to sit, by that time (None: whenever); when it did, or None. It may have been passed a hold as well."""
+    def stand_in_line(self, hold: Hold, until: float) -> Effects[float | None]:
+        """Come to sit, by that time; when it did, or None. It may have been passed a hold as well."""
         seat = hold.seat
         bell = hold.bell = self.new_bell()
         hold.seated = False
@@ -112,10 +112,10 @@ class Cohorts:
         if seated is None or not (seated.seated or seated.told):
             self._call_next(seat, hold)
         while True:
-            now = yield from wait(bell, _NEVER if until is None or hold.fate else until)
+            now = yield from wait(bell, _NEVER if hold.fate else until)
             if hold.fate and self._arrives(hold):
                 return now
-            if until is not None and now >= until and self._step_out(seat, hold):
+            if now >= until and self._step_out(seat, hold):
                 return None
 
     def _arrives(self, hold: Hold) -> bool:

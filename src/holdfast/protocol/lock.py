@@ -11,7 +11,7 @@ the first and obtained the second meanwhile. So leases obtained by ``with`` are 
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 from holdfast.errors import AcquireTimeout, HoldfastError, LeaseLost, NotHeld, Unavailable
 from holdfast.holder import holder_of
@@ -42,6 +42,8 @@ from holdfast.protocol.retry import SHORTEST_CALL, outage, until_answered
 __all__ = ["BaseLock", "BaseLost", "Driver", "extend_lease", "release_lease", "wait_until_lost"]
 
 L = TypeVar("L", bound=BaseLease)
+
+_NEVER: Final = float("inf")
 
 
 class Driver(Protocol):
@@ -121,7 +123,9 @@ class BaseLock(Generic[L]):
     def _obtain(self, patience: float | None) -> Effects[L]:
         """A lease; AcquireTimeout if another holder has it, or others are before us; Unavailable without an answer."""
         started = yield from clock()
-        until = None if patience is None else started + patience
+        until = _NEVER if patience is None else started + patience
+        # One that does not wait for the lock still waits for an answer.
+        answer_by = until if patience != 0.0 else started + self._terms.timeout
         if self._life != self._driver.life:
             self._begin_life()
         if self._driver.book.closed:
@@ -138,12 +142,15 @@ class BaseLock(Generic[L]):
                     if hold.passed and not hold.valid(now):
                         yield from self._withdraw(hold)  # it was passed on to us, and we slept beyond its end
                         continue
+                    if now >= until and hold.outcome is not None:  # that of the waiter whose place it has taken
+                        yield from self._withdraw(hold)
+                        break
                     if moment := moment_for_others(hold, now) if not hold.passed else 0.0:
-                        yield from wait(None, now + moment if until is None else min(now + moment, until))
+                        yield from wait(None, min(now + moment, until))
                 if not hold.passed:
                     if not hold.token:  # else it was another's, who has given up waiting
                         hold.token = yield from new_token(self._terms.label)
-                    if not (yield from mutex.acquire(hold, until, driver.board)):
+                    if not (yield from mutex.acquire(hold, until, answer_by, driver.board)):
                         yield from self._withdraw(hold)
                         break
                     driver.admit(hold)

@@ -67,7 +67,6 @@ LOST_BY: Final = {GONE: "its key expired or was deleted", TAKEN: "its key is now
 WATCH_AFTER: Final = 0.05  # the first in the queue has the key watched if it must wait longer than this
 
 _TOO_SLOW: Final = "Give a longer ttl, or look why the server is that slow"
-_NEVER: Final = float("inf")
 
 _make: Final[Any] = tuple.__new__  # as in effects
 
@@ -129,16 +128,14 @@ def is_settled(hold: Hold) -> bool:
     return not (hold.fence or hold.queued or hold.doubtful)
 
 
-def acquire(hold: Hold, until: float | None, board: Switchboard) -> Effects[bool]:
-    """Try until that time (None: for ever); whether it was granted.
+def acquire(hold: Hold, until: float, answer_by: float, board: Switchboard) -> Effects[bool]:
+    """Try until that time, and for the first answer until the other; whether it was granted.
 
     False: the last step was refused (``hold.outcome`` says by whom). If the last step was not answered, Unavailable is
     raised. If it was not granted, something may be left on the server: see ``is_settled``.
     """
     started = yield from clock()
-    ends = _NEVER if until is None else until
-    tries = Tries(hold.terms, started, ends if ends > started else started + hold.terms.timeout, jitter=hold.token)
-    waiter = Waiter("lock", hold, board, tries, ends)
+    waiter = Waiter("lock", hold, board, Tries(hold.terms, started, answer_by, jitter=hold.token), until)
     try:
         return bool((yield from waiter.run(_ask)))
     except StepFailed as failed:
