@@ -1,0 +1,148 @@
+"""A server that cannot be used is never a busy lock: a replica, a full server, a stopped one."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis
+
+import holdfast
+from tests.drivers.contention import Background
+from tests.drivers.test_full_memory import fill_up
+from tests.servers import Server, free_port
+from tests.support import eventually, took
+
+
+@pytest.fixture
+def replica() -> Iterator[Server]:
+    """Of a primary that is not there: it answers, and takes no writes."""
+    with Server("--replicaof", f"127.0.0.1 {free_port()}", "--replica-serve-stale-data", "yes") as server:
+        yield server
+
+
+PATIENT = {
+    "with": lambda face: face.lock("x", wait=0.5).__enter__(),
+    "acquire": lambda face: face.lock("x").acquire(timeout=0.5),
+    "several names": lambda face: face.lock("x", "y").acquire(timeout=0.5),
+    "semaphore": lambda face: face.semaphore("x", 2).acquire(timeout=0.5),
+    "latch": lambda face: face.latch("x", 2).wait(0.5),
+    "value": lambda face: face.get_or_compute("x", lambda: 1, wait=0.5),
+}
+
+
+@pytest.mark.parametrize("what", PATIENT)
+def test_a_replica_is_an_outage_whatever_the_wait(connect: Any, replica: Server, what: str) -> None:
+    face = connect(replica.url)
+    with took(less_than=5.0), pytest.raises(holdfast.Unavailable, match="read-only replica") as caught:
+        PATIENT[what](face)
+    assert not isinstance(caught.value, TimeoutError)
+    assert "'x" in str(caught.value)
+
+
+@pytest.mark.parametrize("what", ["with", "acquire", "semaphore"])
+def test_a_full_server_is_an_outage_whatever_the_wait(connect: Any, url: str, admin: redis.Redis, what: str) -> None:
+    face = connect(url)
+    fill_up(admin)
+    with took(less_than=5.0), pytest.raises(holdfast.Unavailable, match="out of memory"):
+        PATIENT[what](face)
+
+
+def test_a_wait_without_end_on_a_replica_ends_after_the_timeout_if_no_write_was_ever_answered(
+    connect: Any, replica: Server
+) -> None:
+    face = connect(replica.url, timeout=1.0)
+    with took(less_than=6.0), pytest.raises(holdfast.Unavailable, match="read-only replica"):
+        face.lock("x").acquire()
+
+
+def test_a_wait_without_end_outlasts_a_demotion_and_says_so(connect: Any, caplog: pytest.LogCaptureFixture) -> None:
+    with Server() as server, server.client() as admin:
+        face = connect(server.url, timeout=1.0)
+        with face.lock("warm"):
+            pass
+        with caplog.at_level(logging.WARNING, "holdfast"):
+            admin.execute_command("REPLICAOF", "127.0.0.1", str(free_port()))
+            waiter = Background(lambda: face.lock("x").acquire())
+            eventually(lambda: "read-only replica" in caplog.text, 5.0, "it says why it waits")
+            assert "lock 'x' still waits" in caplog.text
+            time.sleep(1.5)  # longer than the client's timeout
+            admin.execute_command("REPLICAOF", "NO", "ONE")
+            waiter.outcome().release()
+        assert caplog.text.count("still waits") <= 3, "and not at every try"
+
+
+def test_a_wait_on_a_full_server_says_so_at_once(
+    connect: Any, url: str, admin: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    face = connect(url)
+    with face.lock("warm"):
+        pass
+    with caplog.at_level(logging.WARNING, "holdfast"):
+        fill_up(admin)
+        waiter = Background(lambda: face.lock("x").acquire())
+        eventually(lambda: "out of memory" in caplog.text, 5.0, "it says why it waits")
+        admin.config_set("maxmemory", 0)
+        waiter.outcome().release()
+
+
+def test_what_is_not_permitted_is_refused_at_once(connect: Any) -> None:
+    with Server() as server, server.client() as admin:
+        admin.acl_setuser("app", enabled=True, passwords=["+pw"], keys=["*"], commands=["-@all", "+ping", "+hello"])
+        face = connect(f"redis://app:pw@127.0.0.1:{server.port}/0")
+        with took(less_than=3.0), pytest.raises(holdfast.Unavailable):
+            face.lock("x").acquire()
+
+
+def test_many_threads_on_a_stopped_server_fail_together_and_in_time(server: Server) -> None:
+    """They stand in one local queue; none finds the lock busy, and none waits for the timeout of another."""
+    with holdfast.connect(server.url) as client:
+        with client.lock("warm"):
+            pass
+        server.pause()
+        found: list[BaseException] = []
+
+        def ask() -> None:
+            try:
+                client.lock("x", wait=0.5).__enter__()
+            except BaseException as error:
+                found.append(error)
+
+        threads = [threading.Thread(target=ask) for _ in range(20)]
+        with took(less_than=5.0):
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        server.resume()
+        assert [type(error) for error in found] == [holdfast.Unavailable] * 20
+
+
+def test_the_holder_of_a_busy_lock_is_named(connect: Any, url: str) -> None:
+    import os
+
+    lease = connect(url).lock("x", label="nightly report").acquire(timeout=5)
+    with pytest.raises(holdfast.AcquireTimeout, match=r"\(pid \d+\), label 'nightly_report' holds it") as caught:
+        with connect(url).lock("x", wait=0.2):
+            pass
+    holder = caught.value.holder
+    assert holder is not None
+    assert (holder.pid, holder.label) == (os.getpid(), "nightly_report")
+    assert lease.token.rpartition(".")[2] not in f"{caught.value} {holder!r} {holder}"
+    lease.release()
+
+
+def test_a_holder_of_another_library_is_somebody_unknown(connect: Any, url: str, admin: redis.Redis) -> None:
+    admin.set("x", "0123456789abcdef0123456789abcdef", px=60_000)
+    with pytest.raises(holdfast.AcquireTimeout, match="another library") as caught:
+        with connect(url).lock("x", wait=0):
+            pass
+    holder = caught.value.holder
+    assert holder is not None
+    assert (holder.host, holder.pid, holder.label) == ("", None, "")
+    assert holder.remaining is not None
+    assert 0 < holder.remaining <= 60
