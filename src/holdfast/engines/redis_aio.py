@@ -186,7 +186,8 @@ class Engine:
             reply.set_exception(self._silence(timeout, sent=sent))
 
     def _silence(self, timeout: float, *, sent: bool) -> StepFailed:
-        return silence(self.address, timeout, None, sent=sent, met=self.known)
+        tls = self.tls and not sent and self._connecting is not None
+        return silence(self.address, timeout, None, sent=sent, met=self.known, tls=tls)
 
     # Connections.
 

@@ -106,7 +106,7 @@ def _aim_at_url(location: Location, url: str, flavour: ModuleType) -> Target:
     connection_class = settings.pop("connection_class", flavour.Connection)
     target = _target(location.address, connection_class, settings, flavour)
     try:
-        target.connection(1.0, {})  # opens nothing, but knows which options there are
+        connection_class(**target.settings)  # opens nothing, but knows which options there are
     except TypeError as error:
         # With credentials among the options, the unknown one may be a part of them that was not percent-encoded.
         secret = re.search(r"[?&][^=&]*(password|username)", url)

@@ -157,11 +157,14 @@ def _code_of(text: str) -> str:
     return text.split(" ", 1)[0]
 
 
+_SIDE: Final = re.compile(r":hf\d+:")  # between a lock's name and what a side key is for
+
+
 def _explain_noperm(text: str, op: Op | None, what: str, advice: str) -> tuple[str, str]:
     if command := re.search(r"run the '([\w|-]+)'", text):
         return f"this user may not use {command[1].upper()}", advice
     if op is not None and re.search(r"access (a|one of the) key", text):
-        key = op.keys[0] if isinstance(op, Step) else op.args[1]
+        key = _SIDE.split(str(op.keys[0] if isinstance(op, Step) else op.args[1]))[0]
         return (
             f"this user may not use the key {key!r}",
             f"Grant it the keys ~{key} and ~{key}:hf1:*, or choose a name or namespace that its ACL allows",
