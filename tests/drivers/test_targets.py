@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import quote
@@ -171,6 +172,42 @@ def test_tls_wait_ends_in_time_on_a_hung_server(connect: Any, secure: tuple[Serv
             face.lock("x").acquire(timeout=0.5)
     finally:
         server.resume()
+
+
+def sockets_of(face: Any) -> list[Any]:
+    """Those of its pool and of its shared connection."""
+    driver = face.client._driver
+    if isinstance(face, AioFace):
+        return [driver.engine._wire._transport.get_extra_info("socket")]
+    with face.lock("listener"):
+        assert driver.wire.listen(5.0)
+    return [line._sock for line in driver.engine._resting] + [link.sock for link in driver.wire._links.values()]
+
+
+def test_the_kernel_looks_after_connections(connect: Any, url: str) -> None:
+    face = connect(url)
+    with face.lock("x"):
+        pass
+    found = sockets_of(face)
+    assert len(found) == (1 if connect.kind == "asyncio" else 2)
+    for sock in found:
+        assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        for option, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_USER_TIMEOUT", 20_000)):
+            if hasattr(socket, option):
+                assert sock.getsockopt(socket.IPPROTO_TCP, getattr(socket, option)) == value
+
+
+def test_what_the_user_has_said_about_keepalive_is_kept(connect: Any, url: str) -> None:
+    own = connect(redis_client(connect, url, socket_keepalive_options={socket.TCP_KEEPINTVL: 77}))
+    none = connect(redis_client(connect, url, socket_keepalive=False))
+    for face in (own, none):
+        with face.lock("x"):
+            pass
+    for sock in sockets_of(own):
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL) == 77
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 0
+    for sock in sockets_of(none):
+        assert not sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
 
 
 def test_client_of_the_other_face_is_refused_with_the_remedy(connect: Any, url: str) -> None:

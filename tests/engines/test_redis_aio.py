@@ -17,7 +17,7 @@ from holdfast.drivers import clock
 from holdfast.engines.redis_aio import MOST_ASKED, Engine, Lifeline
 from holdfast.engines.target import aim
 from holdfast.protocol.effects import Command, Step, StepFailed
-from tests.proxy import LOSE_REQUEST, MUTE_REPLY, Proxy
+from tests.proxy import HOLD, LOSE_REQUEST, MUTE_REPLY, SWALLOW_REPLY, Proxy, instead
 from tests.servers import Server
 from tests.support import async_eventually, asyncio_test
 
@@ -253,6 +253,71 @@ async def test_closing_ends_whatever_waits(url: str, admin: redis.Redis) -> None
         assert not (await failure_of(engine.submit(echo("x"), LONG))).retry
         with pytest.raises(StepFailed):
             await engine.listen(LONG)
+
+
+# What was not asked for.
+
+CONFIRMATION = b">3\r\n$9\r\nsubscribe\r\n$18\r\nholdfast:bell:test\r\n:1\r\n"
+
+
+@pytest.mark.parametrize(
+    "unasked",
+    [
+        CONFIRMATION,
+        b">1\r\n$7\r\nmessage\r\n",
+        b">2\r\n$10\r\ninvalidate\r\n:5\r\n",
+        b">0\r\n",
+        b"%1\r\n*1\r\n:1\r\n:2\r\n",
+    ],
+)
+@asyncio_test
+async def test_a_push_never_answers_a_request_that_it_is_not_for(proxy: Proxy, unasked: bytes) -> None:
+    async with engine_of(proxy.url) as (engine, _):
+        assert await engine.listen(LONG)
+        proxy.on("echo", HOLD)
+        reply = engine.submit(echo("held"), LONG)
+        await async_eventually(lambda: proxy.seen("echo"))
+        await asyncio.to_thread(proxy.await_held)
+        proxy.say(unasked)
+        assert (await failure_of(reply)).prompt
+        assert await engine.submit(echo("again"), LONG) == b"again"
+
+
+@asyncio_test
+async def test_a_subscription_is_confirmed_by_a_push_alone(proxy: Proxy) -> None:
+    async with engine_of(proxy.url) as (engine, board):
+        proxy.on("subscribe", instead(b"+OK\r\n"))
+        with pytest.raises(StepFailed) as caught:
+            await engine.listen(LONG)
+        assert caught.value.prompt
+        assert not board.armed
+        assert await engine.listen(LONG)
+
+
+@asyncio_test
+async def test_one_swallowed_reply_ends_the_connection_whatever_else_is_heard(proxy: Proxy) -> None:
+    async with engine_of(proxy.url) as (engine, _):
+        await engine.submit(echo("warm"), LONG)
+        proxy.on("echo", SWALLOW_REPLY)
+        await failure_of(engine.submit(echo("swallowed"), 0.1))
+        replies = await engine.call_each([echo("behind")], 0.1)
+        assert isinstance(replies[0], StepFailed)
+        failures = 0
+        for number in range(20):
+            reply = (await engine.call_each([echo(number)], 0.1))[0]
+            failures += isinstance(reply, StepFailed)
+            assert isinstance(reply, StepFailed) or reply == str(number).encode()
+        assert failures <= 4, "the rest of the third of a second in which a reply may be late"
+
+
+@asyncio_test
+async def test_a_script_that_is_not_kept_is_sent_twice(proxy: Proxy) -> None:
+    async with engine_of(proxy.url) as (engine, _):
+        proxy.on("renew", instead(b"-NOSCRIPT No matching script\r\n"), times=1000)
+        failed = await failure_of(engine.submit(Step("renew", ("k",), ("mine", "60000")), LONG))
+        assert "scripts are disabled there, or not kept" in str(failed.error)
+        assert not failed.retry
+        assert proxy.seen("renew") == 2
 
 
 # Back-pressure.

@@ -18,7 +18,7 @@ import select
 import socket
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import hiredis
@@ -42,6 +42,7 @@ from holdfast.protocol.effects import Command, StepFailed
 
 __all__ = ["Engine"]
 
+_LOOK_AFTER: Final = 0.005  # a line that rested for so long is looked at; sooner a system call per request would show
 _MOST_RESTING: Final = 64
 _ALWAYS_FITS: Final = 16_384  # bytes that the kernel takes without waiting for the server; a batch may be more
 
@@ -67,7 +68,7 @@ class Line:
     but for a try now and then.
     """
 
-    __slots__ = ("_connection", "_hope", "_plain", "_poll", "_reader", "_sock", "bound", "rested_at")
+    __slots__ = ("_connection", "_hope", "_plain", "_poll", "_reader", "_sock", "bound", "has_surplus", "rested_at")
 
     def __init__(self, target: Target, timeout: float) -> None:
         extra = target.prepare() if target.prepare else {}
@@ -80,6 +81,7 @@ class Line:
         if self._plain:
             self._sock.settimeout(None)
         self._reader = hiredis.Reader(notEnoughData=_MORE)
+        self.has_surplus: Callable[[], bool] = self._reader.has_data  # whether more was read than was asked for
         self._hope = _HOPE
         self.rested_at = 0.0
         self.bound = False  # the server remembers something of it: what is watched, or the beginning of a MULTI
@@ -162,10 +164,6 @@ class Line:
             return chunk
         self._hope = self._hope - 1 or -_PAUSE
         return None
-
-    def has_surplus(self) -> bool:
-        """Whether more was read than the replies that were asked for."""
-        return bool(self._reader.has_data())
 
     def is_out_of_step(self) -> bool:
         """Whether there is something to read although nothing was asked: a surplus reply, or the connection's end."""
@@ -283,7 +281,7 @@ class Engine:
                 line = self._resting.pop()
             except IndexError:
                 break
-            if not line.is_out_of_step():
+            if time.monotonic() - line.rested_at < _LOOK_AFTER or not line.is_out_of_step():
                 return line
             self._drop(line)
         try:

@@ -170,12 +170,12 @@ class Engine:
                 else:
                     reply.set_exception(self._silence(timeout, sent=sent))
         for wire in wires:
-            if (overdue_at := wire.overdue_at()) <= now:
+            if (look_at := wire.look_for_overdue(now)) <= now:
                 wire.abort(
                     TimeoutError("a reply is overdue")
                 )  # what else is under way there fails at once, and is sent again over a new connection
             else:
-                earliest = min(earliest, overdue_at)
+                earliest = min(earliest, look_at)
         if earliest < _NEVER:
             self._set_alarm(earliest)
 

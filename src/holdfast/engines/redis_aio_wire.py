@@ -65,6 +65,9 @@ class Wire(asyncio.Protocol):
         self._error: Exception | None = None
         self.asked: deque[Request] = deque()
         self.waiting_since = 0.0  # when the server last said something, or was first asked after that
+        # When the first request was sent that was not answered in time, since all was answered for the last time. That
+        # it was taken off since then means nothing: if one reply is missing, each one is taken for that of the next.
+        self.owing_since = _NEVER
         self.open = True  # whether it takes more
         self.lost = False
         self.listening = False
@@ -133,6 +136,8 @@ class Wire(asyncio.Protocol):
             self.abort(error)
         except (IndexError, TypeError, AttributeError) as error:  # a reply to nothing, or a push that is none
             self.abort(hiredis.ProtocolError(str(error)))
+        if not asked:
+            self.owing_since = _NEVER
         if engine.backlog:
             engine.drain()
 
@@ -168,18 +173,18 @@ class Wire(asyncio.Protocol):
                 reply.set_result(True)
 
     def is_deaf(self, timeout: float) -> bool:
-        """Whether the server has been silent for that long although it was asked, or owes a reply beyond its time."""
-        if not self.asked:
-            return False
-        now = monotonic()
-        return now - self.waiting_since >= timeout or self.asked[0][2] <= now
+        """Whether the server has been silent for that long although it was asked, or has owed a reply for that long."""
+        return bool(self.asked) and monotonic() - min(self.waiting_since, self.owing_since) >= timeout
 
-    def overdue_at(self) -> float:
-        """When this connection is given up for want of a reply, unless that comes before.
-
-        Whatever else is heard does not count: if one reply is missing, the others go to the wrong requests.
-        """
-        return min((sent_at + max(timeout, OVERDUE_AFTER) for *_, timeout, sent_at in self.asked), default=_NEVER)
+    def look_for_overdue(self, now: float) -> float:
+        """Note what is not answered in time; when to look again, or give this connection up."""
+        look_at = _NEVER
+        for *_, timeout, sent_at in self.asked:
+            if sent_at + timeout > now:
+                look_at = min(look_at, sent_at + timeout)
+            else:
+                self.owing_since = min(self.owing_since, sent_at)
+        return min(look_at, self.owing_since + OVERDUE_AFTER)
 
     def pause_writing(self) -> None:
         self.open = False

@@ -70,10 +70,6 @@ class Request:
         self._done = allocate_lock()
         self._done.acquire()
 
-    def overdue_at(self) -> float:
-        """When the connection that it was sent on is given up for want of its reply."""
-        return max(self.until, self.sent_at + OVERDUE_AFTER) if self.left else _NEVER
-
     def claim(self) -> bool:
         """Decide whether it is sent; True for exactly one caller."""
         try:
@@ -157,6 +153,7 @@ class Link:
         "events",
         "is_ear",
         "out",
+        "owing_since",
         "reading_waits",
         "resp3",
         "sock",
@@ -174,6 +171,9 @@ class Link:
         self.is_ear = is_ear  # whether bells are rung here
         self.tracking = False
         self.asked: deque[Asked] = deque()
+        # When the first request was sent that was not answered in time, since all was answered for the last time. That
+        # it was taken off since then means nothing: if one reply is missing, each one is taken for that of the next.
+        self.owing_since = _NEVER
         self.writing_waits = False  # for the server to take in what was sent
         self.reading_waits = False  # likewise, which happens to TLS
         self.events: int = select.POLLIN  # what is waited for
@@ -181,6 +181,18 @@ class Link:
     def write(self, data: bytes, *asked: Asked) -> None:
         self.asked.extend(asked)
         self.out.append(data)
+
+    def look_for_overdue(self, now: float) -> float:
+        """Note what its caller has given up; when to look again, or give this connection up."""
+        look_at = _NEVER
+        for request, _ in self.asked:
+            if request is None or not request.left:
+                continue
+            if request.until > now:  # its caller was interrupted
+                look_at = min(look_at, request.until)
+            else:
+                self.owing_since = min(self.owing_since, request.sent_at)
+        return min(look_at, self.owing_since + OVERDUE_AFTER)
 
     def flush(self) -> None:
         """Send as much as goes out without waiting."""

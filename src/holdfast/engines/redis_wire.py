@@ -368,8 +368,7 @@ class Wire:
         self._doubt = False  # before looking: a caller that leaves meanwhile sets it again
         now, look_at = time.monotonic(), _NEVER
         for link in list(self._links.values()):
-            due = min((request.overdue_at() for request, _ in link.asked if request is not None), default=_NEVER)
-            if now >= due:
+            if (due := link.look_for_overdue(now)) <= now:
                 self._lose(link, TimeoutError("a reply is overdue"))
             else:
                 look_at = min(look_at, due)
@@ -387,6 +386,8 @@ class Wire:
                 raise reply  # why it is about to close the connection
             else:
                 raise hiredis.ProtocolError("a reply to nothing")
+        if not link.asked:
+            link.owing_since = _NEVER
 
     def _hand_over(self, link: Link, request: Request | None, place: int, reply: Any) -> None:
         if request is None:
