@@ -14,7 +14,16 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import hiredis
 
-from holdfast.engines.wire import Op, is_elsewhere, is_noscript, lost_connection, may_write, pack, refusal
+from holdfast.engines.wire import (
+    OVERDUE_AFTER,
+    Op,
+    is_elsewhere,
+    is_noscript,
+    lost_connection,
+    may_write,
+    pack,
+    refusal,
+)
 from holdfast.protocol.effects import Command, Step
 
 if TYPE_CHECKING:
@@ -28,7 +37,6 @@ Request: TypeAlias = tuple[Op | None, Reply, float, float, float]
 
 PUSH: Final[Any] = getattr(hiredis, "PushNotification", None)  # since hiredis 3.2; else it would pass for a reply
 
-OVERDUE_AFTER: Final = 0.3  # seconds; a server may well be slower than the shortest timeout of a request
 
 _LEAST_CHUNK: Final = 8  # requests that are worth a write before the turn is over
 _CACHING: Final = pack(Command(("CLIENT", "CACHING", "YES")))
@@ -69,6 +77,7 @@ class Wire(asyncio.Protocol):
         # it was taken off since then means nothing: if one reply is missing, each one is taken for that of the next.
         self.owing_since = _NEVER
         self.open = True  # whether it takes more
+        self._full = False  # whether more has been written than the kernel takes
         self.lost = False
         self.listening = False
         self.tracking = False
@@ -136,8 +145,9 @@ class Wire(asyncio.Protocol):
             self.abort(error)
         except (IndexError, TypeError, AttributeError) as error:  # a reply to nothing, or a push that is none
             self.abort(hiredis.ProtocolError(str(error)))
-        if not asked:
+        if not asked and self.owing_since != _NEVER:
             self.owing_since = _NEVER
+            self.open = not (self.lost or self._full)
         if engine.backlog:
             engine.drain()
 
@@ -184,13 +194,14 @@ class Wire(asyncio.Protocol):
                 look_at = min(look_at, sent_at + timeout)
             else:
                 self.owing_since = min(self.owing_since, sent_at)
+                self.open = False  # until all is answered, which shows that none was taken for another
         return min(look_at, self.owing_since + OVERDUE_AFTER)
 
     def pause_writing(self) -> None:
-        self.open = False
+        self._full, self.open = True, False
 
     def resume_writing(self) -> None:
-        self.open = not self.lost
+        self._full, self.open = False, not self.lost and self.owing_since == _NEVER
         if self._engine.backlog:
             self._engine.drain()
 

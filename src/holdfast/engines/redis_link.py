@@ -21,13 +21,12 @@ from typing import Any, Final, TypeAlias
 import hiredis
 import redis.exceptions
 
-from holdfast.engines.wire import Op, pack
+from holdfast.engines.wire import OVERDUE_AFTER, Op, pack
 from holdfast.protocol.effects import StepFailed
 
-__all__ = ["OVERDUE_AFTER", "PENDING", "SPEAKS_RESP3", "Asked", "Link", "Request", "Waker"]
+__all__ = ["PENDING", "SPEAKS_RESP3", "Asked", "Link", "Request", "Waker"]
 
 PENDING: Final = object()  # where a reply is to come
-OVERDUE_AFTER: Final = 0.3  # seconds; a server may well be slower than the shortest timeout of a request
 
 _NEVER: Final = float("inf")
 

@@ -241,6 +241,8 @@ class Wire:
                     if time.monotonic() < self._not_before:
                         return
                     self._connect(listens=request.listens)
+                elif link.owing_since != _NEVER:
+                    return  # until all is answered there, which shows that none was taken for another, or it is lost
                 elif self._queue.popleft() is request and time.monotonic() < request.until and request.claim():
                     self._send(link, request)
             except IndexError:
@@ -338,7 +340,7 @@ class Wire:
         wakes_at = self._rearm_at
         if self._doubt:
             wakes_at = min(wakes_at, self._give_up_overdue())
-        if self._queue:
+        if self._queue and all(link.owing_since == _NEVER for link in self._links.values()):
             wakes_at = min(wakes_at, self._not_before)
         ready = self._poll.poll(None if wakes_at == _NEVER else max(0.0, wakes_at - time.monotonic()) * 1000)
         self._asleep = False

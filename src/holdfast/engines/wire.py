@@ -22,6 +22,7 @@ from holdfast.lua import SCRIPTS
 from holdfast.protocol.effects import Command, Step, StepFailed
 
 __all__ = [
+    "OVERDUE_AFTER",
     "Op",
     "client_closed",
     "complain_of_mute",
@@ -47,6 +48,9 @@ except AttributeError:
     raise ImportError(
         f"Holdfast needs hiredis 3.0 or newer, but {hiredis.__version__} is installed. Run: pip install -U hiredis"
     ) from None
+# Seconds for which a shared connection may owe a reply beyond its time. A server may well be slower, for once, than the
+# shortest timeout of a request.
+OVERDUE_AFTER: Final = 0.3
 _SHARED: Final = 4  # keys of a lock that its steps name first; any others are of one token
 
 
