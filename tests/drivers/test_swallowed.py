@@ -6,6 +6,7 @@ of its caller is over. Steps are idempotent by token; the commands of recipes ar
 
 from __future__ import annotations
 
+import errno
 import threading
 import time
 from collections.abc import Callable
@@ -15,7 +16,7 @@ import pytest
 import redis
 
 import holdfast
-from holdfast.protocol.effects import Command
+from holdfast.protocol.effects import Command, StepFailed
 from tests.proxy import MUTE_REPLY, SWALLOW_REPLY, SWALLOW_REQUEST, Proxy, followed_by, instead
 from tests.support import eventually, lock_keys, took
 
@@ -161,6 +162,17 @@ def test_renewals_survive_a_swallowed_reply(connect: Any, proxy: Proxy, admin: r
     assert lease.held
     assert admin.get("x") == lease.token.encode()
     lease.release()
+
+
+def test_a_connection_that_the_kernel_gives_up_is_an_error_of_ours(proxy: Proxy) -> None:
+    with holdfast.connect(proxy.url) as client:
+        engine = client._driver.engine
+        line = engine.open_link(5.0)
+        failed = engine._broken(line, TimeoutError(errno.ETIMEDOUT, "Connection timed out"), 5.0)
+        assert isinstance(failed, StepFailed)
+        assert failed.prompt
+        of_the_caller = TimeoutError("raised by a signal handler")
+        assert engine._broken(engine.open_link(5.0), of_the_caller, 5.0) is of_the_caller
 
 
 # What was not asked for.
