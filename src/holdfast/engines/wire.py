@@ -204,9 +204,12 @@ def lost_connection(address: str, cause: BaseException | None, *, met: bool = Tr
         what = "it sent something that is no reply of Redis"
         advice = "Check host and port, and whether it expects TLS (rediss://)"
     elif isinstance(cause, TimeoutError):
-        what, advice = "it owes a reply on this connection", "It may be hung or far away; see timeout= of connect"
+        what, advice = (
+            "it did not answer in time on this connection",
+            "It may be hung or far away; see timeout= of connect",
+        )
     elif not met:
-        what = "it closed the connection without an answer"
+        what = "the connection was lost without an answer"
         advice = (
             "Check the port, and whether it wants a client certificate (ssl_certfile= and ssl_keyfile=)"
             if tls
