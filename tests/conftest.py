@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import shutil
 import signal
 from collections.abc import Iterator
 from typing import Any
@@ -17,6 +18,7 @@ from tests.proxy import Proxy
 from tests.pulse import Pulse
 from tests.servers import Server
 from tests.support import FACES
+from tests.tls import make_certificate
 
 # The same examples every time: a red run is then about the change, not about luck. To look for new ones:
 # pytest --hypothesis-profile=default.
@@ -90,6 +92,14 @@ def proxy(server: Server, admin: redis.Redis) -> Iterator[Proxy]:
         admin.script_load(script.source)
     with Proxy(server.port) as proxy:
         yield proxy
+
+
+@pytest.fixture(scope="session")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """A self-signed certificate for localhost, and its key."""
+    if shutil.which("openssl") is None:
+        pytest.skip("needs the openssl command to make a certificate")
+    return make_certificate(tmp_path_factory.mktemp("tls"))
 
 
 @pytest.fixture(params=FACES, ids=lambda face: face.kind)

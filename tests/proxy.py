@@ -28,7 +28,22 @@ import hiredis
 
 from holdfast.lua import SCRIPTS
 
-__all__ = ["HOLD", "LOSE_REPLY", "LOSE_REQUEST", "MUTE_REPLY", "PASS", "Fault", "Proxy", "cut_at", "delay", "dribble"]
+__all__ = [
+    "HOLD",
+    "LOSE_REPLY",
+    "LOSE_REQUEST",
+    "MUTE_REPLY",
+    "PASS",
+    "SWALLOW_REPLY",
+    "SWALLOW_REQUEST",
+    "Fault",
+    "Proxy",
+    "cut_at",
+    "delay",
+    "dribble",
+    "followed_by",
+    "instead",
+]
 
 
 class Fault(NamedTuple):
@@ -36,6 +51,7 @@ class Fault(NamedTuple):
 
     kind: str
     amount: float = 0.0
+    data: bytes = b""
 
 
 PASS = Fault("pass")
@@ -43,6 +59,18 @@ LOSE_REPLY = Fault("lose reply")  # executed; instead of the reply comes a reset
 MUTE_REPLY = Fault("mute reply")  # executed; neither this nor a later reply comes, on a connection that stays open
 LOSE_REQUEST = Fault("lose request")  # not executed; a reset
 HOLD = Fault("hold")  # not executed until deliver()
+SWALLOW_REPLY = Fault("swallow reply")  # executed; its reply alone is missing, later ones come
+SWALLOW_REQUEST = Fault("swallow request")  # not executed; its reply alone is missing, later ones come
+
+
+def followed_by(data: bytes) -> Fault:
+    """After the reply, in one piece with it, comes something that was not asked for."""
+    return Fault("surplus", data=data)
+
+
+def instead(data: bytes) -> Fault:
+    """Executed; these bytes come instead of the reply."""
+    return Fault("instead", data=data)
 
 
 def delay(seconds: float) -> Fault:
@@ -113,6 +141,7 @@ class _Link:
         self._lock = threading.Lock()
         self._near_gone = False
         self._mute = False
+        self.forgotten = False
         self.threads = [
             threading.Thread(target=target, name="proxy", daemon=True) for target in (self._upwards, self._downwards)
         ]
@@ -148,7 +177,9 @@ class _Link:
             if fault.kind == "lose request":
                 _reset(self._near)
                 return False
-            if fault.kind != "blackhole":
+            if fault.kind == "swallow request":
+                return True
+            if fault.kind != "blackhole" and not self.forgotten:
                 self._fates.append(fault)
                 self._far.sendall(frame)
         return True
@@ -171,7 +202,10 @@ class _Link:
         reader, pending = hiredis.Reader(), bytearray()
         try:
             while chunk := self._far.recv(65536):
-                for _, frame in _split(reader, chunk, pending):
+                for value, frame in _split(reader, chunk, pending):
+                    if type(value) is hiredis.PushNotification and value[0] != b"subscribe":  # a reply to nothing
+                        self._hand_back(frame, PASS)
+                        continue
                     # It is taken off only afterwards, so that an empty list means that all is done.
                     goes_on = self._hand_back(frame, self._fates[0] if self._fates else PASS)
                     if self._fates:
@@ -201,10 +235,14 @@ class _Link:
             return True
         if fate.kind == "delay" and self._proxy._closing.wait(fate.amount):
             return False
+        if fate.kind == "swallow reply":
+            return True
+        if fate.kind == "instead":
+            frame = fate.data
         # Once a reply is missing none may follow it on this connection, or it would pass for the missing one.
-        self._mute = self._mute or self._proxy._silent or fate.kind == "mute reply"
+        self._mute = self._mute or self.forgotten or self._proxy._silent or fate.kind == "mute reply"
         if not self._mute:
-            self._tell(frame)
+            self._tell(frame + fate.data if fate.kind == "surplus" else frame)
         return True
 
     def _tell(self, data: bytes) -> None:
@@ -243,6 +281,16 @@ class Proxy:
     def blackhole(self) -> None:
         """From now on nothing gets through in either direction, and nobody is told."""
         self._silent = True
+
+    def forget(self) -> None:
+        """As a router that was restarted: nothing more gets through on the connections of now; new ones are well."""
+        for link in self._links:
+            link.forgotten = True
+
+    def say(self, data: bytes) -> None:
+        """Say something on every connection that nothing was asked for."""
+        for link in self._links:
+            link._tell(data)
 
     def heal(self) -> None:
         """Everything passes again. What fell into the black hole is gone; what is held stays held."""

@@ -3,15 +3,8 @@
 from __future__ import annotations
 
 import os
-import select
-import shutil
 import socket
-import ssl
-import subprocess
-import tempfile
-import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -22,6 +15,7 @@ import redis.asyncio
 import holdfast
 from tests.servers import Server, find_binary, free_port
 from tests.support import AioFace, lock_keys, took
+from tests.tls import TlsRelay
 
 PASSWORD = "p@ss:word/with#everything"
 
@@ -130,68 +124,6 @@ def test_unix_socket(connect: Any) -> None:
             check_works(connect(f"unix://{server.path}?db=2"), admin)
 
 
-class TlsRelay:
-    """A loopback port that speaks TLS in front of one that does not, for server builds that cannot."""
-
-    def __init__(self, port: int, certificate: str, key: str) -> None:
-        self._upstream = port
-        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        self._context.load_cert_chain(certificate, key)
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port: int = self._listener.getsockname()[1]
-        self._threads = [threading.Thread(target=self._accept, daemon=True)]
-        self._threads[0].start()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                plain, _ = self._listener.accept()
-            except OSError:
-                return
-            self._threads.append(threading.Thread(target=self._relay, args=(plain,), daemon=True))
-            self._threads[-1].start()
-
-    def _relay(self, plain: socket.socket) -> None:
-        # One thread for both directions, because two may not use the same TLS session at once.
-        with plain, socket.create_connection(("127.0.0.1", self._upstream)) as far:
-            try:
-                with self._context.wrap_socket(plain, server_side=True) as near:
-                    while True:
-                        ready = [near] if near.pending() else select.select([near, far], [], [])[0]
-                        for source in ready:
-                            data = source.recv(65536)
-                            if not data:
-                                return
-                            (far if source is near else near).sendall(data)
-            except OSError:
-                pass  # the client went away, or did not like our certificate
-
-    def close(self) -> None:
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-
-
-@pytest.fixture(scope="module")
-def certificate() -> Iterator[tuple[str, str]]:
-    """A self-signed certificate for localhost, and its key."""
-    if shutil.which("openssl") is None:
-        pytest.skip("needs the openssl command to make a certificate")
-    folder = Path(tempfile.mkdtemp(prefix="hf-tls-"))
-    try:
-        key, certificate = str(folder / "key.pem"), str(folder / "cert.pem")
-        subprocess.run(
-            [
-                *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"),
-                *("-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1", "-keyout", key, "-out", certificate),
-            ],
-            check=True,
-            capture_output=True,
-        )
-        yield certificate, key
-    finally:
-        shutil.rmtree(folder)
-
-
 @pytest.fixture(params=["server", "relay"])
 def secure(
     request: pytest.FixtureRequest, certificate: tuple[str, str], server: Server
@@ -240,6 +172,42 @@ def test_tls_wait_ends_in_time_on_a_hung_server(connect: Any, secure: tuple[Serv
             face.lock("x").acquire(timeout=0.5)
     finally:
         server.resume()
+
+
+def sockets_of(face: Any) -> list[Any]:
+    """Those of its pool and of its shared connection."""
+    driver = face.client._driver
+    if isinstance(face, AioFace):
+        return [driver.engine._wire._transport.get_extra_info("socket")]
+    with face.lock("listener"):
+        assert driver.wire.listen(5.0)
+    return [line._sock for line in driver.engine._resting] + [link.sock for link in driver.wire._links.values()]
+
+
+def test_the_kernel_looks_after_connections(connect: Any, url: str) -> None:
+    face = connect(url)
+    with face.lock("x"):
+        pass
+    found = sockets_of(face)
+    assert len(found) == (1 if connect.kind == "asyncio" else 2)
+    for sock in found:
+        assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        for option, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_USER_TIMEOUT", 20_000)):
+            if hasattr(socket, option):
+                assert sock.getsockopt(socket.IPPROTO_TCP, getattr(socket, option)) == value
+
+
+def test_what_the_user_has_said_about_keepalive_is_kept(connect: Any, url: str) -> None:
+    own = connect(redis_client(connect, url, socket_keepalive_options={socket.TCP_KEEPINTVL: 77}))
+    none = connect(redis_client(connect, url, socket_keepalive=False))
+    for face in (own, none):
+        with face.lock("x"):
+            pass
+    for sock in sockets_of(own):
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL) == 77
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 0
+    for sock in sockets_of(none):
+        assert not sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
 
 
 def test_client_of_the_other_face_is_refused_with_the_remedy(connect: Any, url: str) -> None:

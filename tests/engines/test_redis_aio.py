@@ -17,7 +17,7 @@ from holdfast.drivers import clock
 from holdfast.engines.redis_aio import MOST_ASKED, Engine, Lifeline
 from holdfast.engines.target import aim
 from holdfast.protocol.effects import Command, Step, StepFailed
-from tests.proxy import LOSE_REQUEST, MUTE_REPLY, Proxy
+from tests.proxy import HOLD, LOSE_REQUEST, MUTE_REPLY, SWALLOW_REPLY, Proxy, delay, instead
 from tests.servers import Server
 from tests.support import async_eventually, asyncio_test
 
@@ -168,9 +168,24 @@ async def test_timeouts_are_met_in_whatever_order_they_were_asked_for(server: Se
             assert f"within {timeout:.3g} s" in str(failed.error)
             ended.append(timeout)
 
-        await asyncio.gather(*map(ask, (0.7, 0.1, 1.3, 0.4, 0.1)))
+        await asyncio.gather(*map(ask, (0.25, 0.1, 0.29, 0.2, 0.1)))
         assert ended == sorted(ended)
         server.resume()
+
+
+@asyncio_test
+async def test_an_overdue_reply_ends_the_connection_for_all_that_is_under_way(server: Server, url: str) -> None:
+    async with engine_of(url) as (engine, _):
+        await engine.submit(echo("warm"), LONG)
+        server.pause()
+        patient = engine.submit(echo("patient"), LONG)
+        late = await failure_of(engine.submit(echo("late"), 0.4))
+        assert late.silent
+        failed = await failure_of(patient)
+        assert failed.prompt
+        assert failed.retry
+        server.resume()
+        assert await engine.submit(echo("again"), LONG) == b"again"
 
 
 @asyncio_test
@@ -240,6 +255,77 @@ async def test_closing_ends_whatever_waits(url: str, admin: redis.Redis) -> None
             await engine.listen(LONG)
 
 
+# What was not asked for.
+
+CONFIRMATION = b">3\r\n$9\r\nsubscribe\r\n$18\r\nholdfast:bell:test\r\n:1\r\n"
+
+
+@pytest.mark.parametrize(
+    "unasked",
+    [
+        CONFIRMATION,
+        b">1\r\n$7\r\nmessage\r\n",
+        b">2\r\n$10\r\ninvalidate\r\n:5\r\n",
+        b">0\r\n",
+        b"%1\r\n*1\r\n:1\r\n:2\r\n",
+    ],
+)
+@asyncio_test
+async def test_a_push_never_answers_a_request_that_it_is_not_for(proxy: Proxy, unasked: bytes) -> None:
+    async with engine_of(proxy.url) as (engine, _):
+        assert await engine.listen(LONG)
+        proxy.on("echo", HOLD)
+        reply = engine.submit(echo("held"), LONG)
+        await async_eventually(lambda: proxy.seen("echo"))
+        await asyncio.to_thread(proxy.await_held)
+        proxy.say(unasked)
+        assert (await failure_of(reply)).prompt
+        assert await engine.submit(echo("again"), LONG) == b"again"
+
+
+@asyncio_test
+async def test_a_subscription_is_confirmed_by_a_push_alone(proxy: Proxy) -> None:
+    async with engine_of(proxy.url) as (engine, board):
+        proxy.on("subscribe", instead(b"+OK\r\n"))
+        with pytest.raises(StepFailed) as caught:
+            await engine.listen(LONG)
+        assert caught.value.prompt
+        assert not board.armed
+        assert await engine.listen(LONG)
+
+
+@asyncio_test
+async def test_one_swallowed_reply_ends_the_connection_whatever_else_is_heard(proxy: Proxy) -> None:
+    async with engine_of(proxy.url) as (engine, _):
+        await engine.submit(echo("warm"), LONG)
+        proxy.on("echo", SWALLOW_REPLY)
+        await failure_of(engine.submit(echo("swallowed"), 0.1))
+        # Nothing more is sent there, so that no reply can be taken for that of another.
+        replies = await engine.call_each([echo(number) for number in range(20)], LONG)
+        assert replies == [str(number).encode() for number in range(20)]
+
+
+@asyncio_test
+async def test_a_late_reply_costs_no_connection(proxy: Proxy, admin: redis.Redis) -> None:
+    async with engine_of(proxy.url) as (engine, _):
+        await engine.submit(echo("warm"), LONG)
+        before = [client["id"] for client in connections(admin)]
+        proxy.on("echo", delay(0.15))
+        await failure_of(engine.submit(echo("late"), 0.1))
+        assert await engine.submit(echo("next"), LONG) == b"next"
+        assert [client["id"] for client in connections(admin)] == before
+
+
+@asyncio_test
+async def test_a_script_that_is_not_kept_is_sent_twice(proxy: Proxy) -> None:
+    async with engine_of(proxy.url) as (engine, _):
+        proxy.on("renew", instead(b"-NOSCRIPT No matching script\r\n"), times=1000)
+        failed = await failure_of(engine.submit(Step("renew", ("k",), ("mine", "60000")), LONG))
+        assert "scripts are disabled there, or not kept" in str(failed.error)
+        assert not failed.retry
+        assert proxy.seen("renew") == 2
+
+
 # Back-pressure.
 
 
@@ -247,15 +333,13 @@ async def test_closing_ends_whatever_waits(url: str, admin: redis.Redis) -> None
 async def test_no_more_than_so_many_are_on_the_wire(url: str, admin: redis.Redis) -> None:
     async with engine_of(url) as (engine, _):
         blocked = await block(engine, admin)
-        replies = [engine.submit(echo(number), 0.3) for number in range(3 * MOST_ASKED)]
+        replies = [engine.submit(echo(number), 0.2) for number in range(3 * MOST_ASKED)]
         failures = [await failure_of(reply) for reply in replies]
         sent = [failed.sent for failed in failures]
         assert sum(sent) == MOST_ASKED - 1
         assert sent == sorted(sent, reverse=True), "first come, first served"
-        last = engine.submit(echo("last"), LONG)
-        unblock(admin)
-        assert await last == b"last"
-        assert (await blocked)[1] == b"x"
+        assert (await failure_of(blocked)).prompt, "that connection owes replies"
+        assert await engine.submit(echo("last"), LONG) == b"last"
 
 
 @asyncio_test

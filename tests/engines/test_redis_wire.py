@@ -24,7 +24,7 @@ from holdfast.drivers import clock
 from holdfast.engines.redis_wire import Wire
 from holdfast.engines.target import aim
 from holdfast.protocol.effects import Command, Step, StepFailed
-from tests.proxy import HOLD, MUTE_REPLY, Proxy
+from tests.proxy import HOLD, MUTE_REPLY, SWALLOW_REPLY, Proxy, delay, instead
 from tests.servers import Server
 from tests.support import Script, eventually, later
 
@@ -600,6 +600,84 @@ def test_server_that_refuses_tracking_is_asked_once(
         assert board.written == []
     finally:
         admin.acl_deluser("blind")
+
+
+# What was not asked for
+
+CONFIRMATION = b">3\r\n$9\r\nsubscribe\r\n$18\r\nholdfast:bell:test\r\n:1\r\n"
+
+
+@pytest.mark.parametrize(
+    "unasked",
+    [
+        CONFIRMATION,
+        b">1\r\n$7\r\nmessage\r\n",
+        b">2\r\n$10\r\ninvalidate\r\n:5\r\n",
+        b">0\r\n",
+        b"%1\r\n*1\r\n:1\r\n:2\r\n",
+    ],
+)
+def test_a_push_never_answers_a_request_that_it_is_not_for(
+    make: Callable[[str], Wire], proxy: Proxy, unasked: bytes
+) -> None:
+    wire = make(proxy.url)
+    assert wire.call(echo("warm"), LONG) == b"warm"
+    proxy.on("echo", HOLD)
+
+    def speak() -> None:
+        proxy.await_held()
+        proxy.say(unasked)
+
+    with later(0.0, speak), pytest.raises(StepFailed) as caught:
+        wire.call(echo("held"), LONG)
+    assert caught.value.prompt
+    assert wire.call(echo("again"), LONG) == b"again"
+
+
+def test_a_subscription_is_confirmed_by_a_push_alone(make: Callable[[str], Wire], proxy: Proxy, board: Board) -> None:
+    wire = make(proxy.url)
+    proxy.on("subscribe", instead(b"+OK\r\n"))
+    with pytest.raises(StepFailed) as caught:
+        wire.listen(LONG)
+    assert caught.value.prompt
+    assert not board.armed
+    assert wire.listen(LONG)
+
+
+def test_one_swallowed_reply_ends_the_connection_whatever_else_is_heard(
+    make: Callable[[str], Wire], proxy: Proxy
+) -> None:
+    wire = make(proxy.url)
+    assert wire.call(echo("warm"), LONG) == b"warm"
+    proxy.on("echo", SWALLOW_REPLY)
+    with pytest.raises(StepFailed):
+        wire.call(echo("swallowed"), SHORT)
+    # Nothing more is sent there, so that no reply can be taken for that of another.
+    in_threads(8, lambda number: check_echo(wire, number))
+
+
+def check_echo(wire: Wire, number: int) -> None:
+    assert wire.call(echo(number), LONG) == str(number).encode()
+
+
+def test_a_late_reply_costs_no_connection(make: Callable[[str], Wire], proxy: Proxy, admin: redis.Redis) -> None:
+    wire = make(proxy.url)
+    assert wire.call(echo("warm"), LONG) == b"warm"
+    before = [client["id"] for client in wires_of(admin)]
+    proxy.on("echo", delay(0.15))
+    with pytest.raises(StepFailed):
+        wire.call(echo("late"), SHORT)
+    assert wire.call(echo("next"), LONG) == b"next"
+    assert [client["id"] for client in wires_of(admin)] == before
+
+
+def test_a_script_that_is_not_kept_is_sent_twice(make: Callable[[str], Wire], proxy: Proxy) -> None:
+    wire = make(proxy.url)
+    proxy.on("renew", instead(b"-NOSCRIPT No matching script\r\n"), times=1000)
+    with pytest.raises(StepFailed, match="scripts are disabled there, or not kept") as caught:
+        wire.call(renewal("x", "me"), LONG)
+    assert not caught.value.retry
+    assert proxy.seen("renew") == 2
 
 
 # What stands between

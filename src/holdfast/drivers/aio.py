@@ -19,10 +19,11 @@ from typing import Any, TypeVar
 
 from holdfast.drivers import clock, forks
 from holdfast.drivers.body import Body
+from holdfast.drivers.traces import cut_short
 from holdfast.engines.redis_aio import Engine, Lifeline
 from holdfast.engines.redis_aio_links import Links
 from holdfast.engines.target import Target
-from holdfast.errors import InvalidConfig
+from holdfast.errors import HoldfastError, InvalidConfig
 from holdfast.lease import Hold
 from holdfast.protocol import effects as fx
 from holdfast.protocol.bells import Switchboard
@@ -213,6 +214,9 @@ class Driver:
                     advance, value = protocol.throw, error
                     if not isinstance(error, Exception):  # the task was cancelled
                         interrupt, value = error, fx.Interrupted()
+        except HoldfastError as error:
+            cut_short(error)
+            raise
         finally:
             value = interrupt = None  # an error keeps alive the frames that it went through, and this is one of them
 
@@ -269,7 +273,13 @@ class Driver:
 
     def _find_loop(self) -> asyncio.AbstractEventLoop:
         """The loop that runs here, and in which we are from now on."""
-        loop = asyncio.get_running_loop()
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            raise InvalidConfig(
+                "holdfast.aio without a running asyncio event loop",
+                "under trio or curio use holdfast.connect in a worker thread; else start asyncio (asyncio.run)",
+            ) from None
         if loop is not self._loop:
             if self._loop is not None:
                 if self._loop.is_running():  # in another thread

@@ -16,9 +16,11 @@ from time import sleep, time
 from typing import Any, TypeVar
 
 from holdfast.drivers import clock, forks
+from holdfast.drivers.traces import cut_short
 from holdfast.engines.redis import Engine
 from holdfast.engines.redis_wire import Wire
 from holdfast.engines.target import Target
+from holdfast.errors import HoldfastError
 from holdfast.lease import Hold
 from holdfast.protocol import effects as fx
 from holdfast.protocol.bells import Switchboard
@@ -98,6 +100,8 @@ class Driver:
         except BaseException as error:
             # Ctrl-C between two effects can hit the driver itself; the protocol must still have its clean-up.
             if fx.is_over(protocol):
+                if isinstance(error, HoldfastError):
+                    cut_short(error)
                 raise
             if not fx.is_begun(protocol):
                 protocol.send(None)  # what has not begun cannot clean up: let it come to its first effect

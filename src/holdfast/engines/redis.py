@@ -3,17 +3,22 @@
 A line is a connection that redis-py has opened and introduced (TLS, AUTH, SELECT); after that we write packed bytes to
 its socket and read replies with hiredis, because a lock's round trip should cost little more than the round trip.
 Lines rest on a stack, so the warmest is used first. Whatever is odd about one (a timeout, an interrupt in the middle
-of a reply) closes it: a line with a reply outstanding would hand that reply to somebody else.
+of a reply, bytes beyond the reply) closes it: the next request on it would be answered with the reply of another.
+
+A silent connection is most often one that a router or a peer has forgotten, and then it has forgotten the other resting
+connections too. So a request that is not answered in time also closes those that rested before it was sent: the next
+try opens a new connection, and a crowd of dead connections costs one timeout.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import socket
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import hiredis
@@ -28,6 +33,7 @@ from holdfast.engines.wire import (
     is_noscript,
     leaves_nothing,
     lost_connection,
+    may_write,
     pack,
     refusal,
     silence,
@@ -36,13 +42,14 @@ from holdfast.protocol.effects import Command, StepFailed
 
 __all__ = ["Engine"]
 
-_STALE_AFTER: Final = 1.0  # a line that rested so long is looked at before it is trusted
+_LOOK_AFTER: Final = 0.005  # a line that rested for so long is looked at; sooner a system call per request would show
 _MOST_RESTING: Final = 64
 _ALWAYS_FITS: Final = 16_384  # bytes that the kernel takes without waiting for the server; a batch may be more
 
 _LOOKS: Final = 100  # a microsecond or two each
 _HOPE: Final = 4  # looking has failed so often in a row: it does not pay here
 _PAUSE: Final = 64  # so many replies are waited for without looking, before it is tried again
+_MORE: Final = object()  # what the parser says when it needs more bytes, for False is a reply in RESP3
 _give_way: Final = getattr(os, "sched_yield", lambda: None)  # the server may need this very core
 
 
@@ -61,19 +68,20 @@ class Line:
     but for a try now and then.
     """
 
-    __slots__ = ("_connection", "_hope", "_poll", "_reader", "_sock", "bound", "rested_at")
+    __slots__ = ("_connection", "_hope", "_plain", "_poll", "_reader", "_sock", "bound", "has_surplus", "rested_at")
 
     def __init__(self, target: Target, timeout: float) -> None:
         extra = target.prepare() if target.prepare else {}
         self._connection = target.connection(timeout, extra)
         self._connection.connect()
         self._sock: socket.socket = self._connection._sock
-        self._poll: select.poll | None = None
-        if type(self._sock) is socket.socket:  # but TLS may have read what poll() would wait for
+        self._poll = select.poll()
+        self._poll.register(self._sock, select.POLLIN)
+        self._plain = type(self._sock) is socket.socket  # TLS may have read what poll() would wait for
+        if self._plain:
             self._sock.settimeout(None)
-            self._poll = select.poll()
-            self._poll.register(self._sock, select.POLLIN)
-        self._reader = hiredis.Reader()
+        self._reader = hiredis.Reader(notEnoughData=_MORE)
+        self.has_surplus: Callable[[], bool] = self._reader.has_data  # whether more was read than was asked for
         self._hope = _HOPE
         self.rested_at = 0.0
         self.bound = False  # the server remembers something of it: what is watched, or the beginning of a MULTI
@@ -86,9 +94,13 @@ class Line:
     def _receive(self, deadline: float) -> Any:
         reader = self._reader
         while True:
-            reader.feed(self._read(deadline))
-            reply = reader.gets()
-            if reply is not False:
+            chunk = self._read(deadline)
+            try:
+                reader.feed(chunk)
+                reply = reader.gets()
+            except TypeError as error:  # a map with a key that Python cannot hash
+                raise hiredis.ProtocolError(str(error)) from error
+            if reply is not _MORE:
                 return reply
             if time.monotonic() >= deadline:  # it comes in bits, each of which was there when we looked
                 raise Silence
@@ -98,11 +110,11 @@ class Line:
         replies = [self.ask(b"".join(requests), time.monotonic() + timeout)]
         while len(replies) < len(requests):
             reply = self._reader.gets()
-            replies.append(self._receive(time.monotonic() + timeout) if reply is False else reply)
+            replies.append(self._receive(time.monotonic() + timeout) if reply is _MORE else reply)
         return replies
 
     def _send(self, data: bytes, deadline: float) -> None:
-        if self._poll is not None and len(data) <= _ALWAYS_FITS:
+        if self._plain and len(data) <= _ALWAYS_FITS:
             self._sock.sendall(data)
             return
         self._sock.settimeout(max(0.001, deadline - time.monotonic()))
@@ -110,16 +122,16 @@ class Line:
             self._sock.sendall(data)
         except TimeoutError as error:
             raise Silence from error
-        if self._poll is not None:
+        if self._plain:
             self._sock.settimeout(None)
 
     def _read(self, deadline: float) -> bytes:
-        chunk = self._look() if self._poll is not None else None
+        chunk = self._look() if self._plain else None
         if chunk is None:
             left = deadline - time.monotonic()
             if left <= 0:
                 raise Silence
-            if self._poll is None:
+            if not self._plain:
                 chunk = self._read_tls(left)
             elif self._poll.poll(left * 1000):
                 chunk = self._sock.recv(65536)
@@ -153,11 +165,9 @@ class Line:
         self._hope = self._hope - 1 or -_PAUSE
         return None
 
-    def is_dead(self) -> bool:
-        """Whether something can be read although nothing was asked: that is the end of the connection."""
-        poll = select.poll()
-        poll.register(self._sock, select.POLLIN)
-        return bool(poll.poll(0))
+    def is_out_of_step(self) -> bool:
+        """Whether there is something to read although nothing was asked: a surplus reply, or the connection's end."""
+        return self.has_surplus() or bool(self._poll.poll(0))
 
     def close(self) -> None:
         self._connection.disconnect()
@@ -176,6 +186,7 @@ class Engine:
         self._resting: deque[Line] = deque()
         self._open: set[Line] = set()  # resting or not: a forked child must let go of all of them
         self._known = False  # whether this server has ever answered
+        self._served = False  # whether it has ever answered a step that may write, without an error
         self._closed = False
 
     def call(self, op: Op, timeout: float) -> Any:
@@ -186,11 +197,12 @@ class Engine:
             if is_noscript(reply):
                 reply = line.ask(pack(op, with_source=True), deadline)
         except BaseException as error:
-            raise self._broken(line, error, timeout) from error
+            raise self._broken(line, error, timeout)  # noqa: B904 (it has its cause)
         self._known = True
         self._put_back(line, reply)
         if isinstance(reply, hiredis.ReplyError):
-            raise refusal(reply, self.address)
+            raise self._judge(reply, op)
+        self._served = self._served or may_write(op)
         return reply
 
     def call_each(self, ops: Sequence[Op], timeout: float) -> list[Any]:
@@ -207,12 +219,12 @@ class Engine:
                     for place, reply in zip(unknown, again, strict=True):
                         replies[place] = reply
             except BaseException as error:
-                raise self._broken(line, error, timeout) from error
+                raise self._broken(line, error, timeout)  # noqa: B904 (it has its cause)
         except StepFailed as failed:
             return [failed] * len(ops)
         self._known = True
         self._put_back(line, *replies)
-        return [refusal(reply, self.address) if isinstance(reply, hiredis.ReplyError) else reply for reply in replies]
+        return [self._judge(reply, op) for reply, op in zip(replies, ops, strict=True)]
 
     # Links: a line for one caller alone, for commands that need one and the same connection.
 
@@ -225,11 +237,13 @@ class Engine:
             raise client_closed(self.address) if self._closed else lost_connection(self.address, None)
         line.bound = not leaves_nothing(commands)
         try:
+            if line.is_out_of_step():
+                raise ConnectionResetError("the server closed the connection, or sent more than it was asked for")
             replies = line.ask_all([pack(command) for command in commands], timeout)
         except BaseException as error:
-            raise self._broken(line, error, timeout) from error
+            raise self._broken(line, error, timeout)  # noqa: B904 (it has its cause)
         self._known = True
-        return [refusal(reply, self.address) if isinstance(reply, hiredis.ReplyError) else reply for reply in replies]
+        return [self._judge(reply, command) for reply, command in zip(replies, commands, strict=True)]
 
     def close_link(self, line: Line) -> None:
         if line not in self._open:
@@ -239,14 +253,24 @@ class Engine:
         else:
             self._put_back(line)
 
+    def _judge(self, reply: Any, op: Op) -> Any:
+        """The reply, or the StepFailed that an error is."""
+        if isinstance(reply, hiredis.ReplyError):
+            return refusal(reply, self.address, op, served=self._served)
+        self._served = self._served or may_write(op)
+        return reply
+
     def _broken(self, line: Line, error: BaseException, timeout: float) -> BaseException:
         """Something went wrong in the middle of an exchange: the line is of no more use. What to raise instead."""
         self._drop(line)
         if isinstance(error, Silence):
+            self._drop_rested_before(time.monotonic() - timeout)
             return silence(self.address, timeout, error.__cause__, sent=True, met=self._known)
-        if isinstance(error, OSError | hiredis.HiredisError) and not isinstance(error, TimeoutError):
+        # A TimeoutError may be the caller's, raised by a signal handler, unless it is the kernel's.
+        kernels = isinstance(error, OSError) and (not isinstance(error, TimeoutError) or error.errno == errno.ETIMEDOUT)
+        if kernels or isinstance(error, hiredis.HiredisError):
             self.rest()  # what ended this connection (a restart, a failover) has most likely ended the others
-            return lost_connection(self.address, error, met=self._known)
+            return lost_connection(self.address, error, met=self._known, tls=self._target.tls)
         return error  # an interrupt: the reply is still to come, and nobody will fetch it
 
     def _take(self, timeout: float) -> Line:
@@ -257,18 +281,18 @@ class Engine:
                 line = self._resting.pop()
             except IndexError:
                 break
-            if time.monotonic() - line.rested_at < _STALE_AFTER or not line.is_dead():
+            if time.monotonic() - line.rested_at < _LOOK_AFTER or not line.is_out_of_step():
                 return line
             self._drop(line)
         try:
             line = Line(self._target, timeout)
         except Exception as error:  # redis-py, a credential provider, a custom connect function: anything
-            raise self._not_connected(error, timeout) from error
+            raise self._not_connected(error, timeout)  # noqa: B904 (likewise)
         self._open.add(line)
         return line
 
     def _not_connected(self, cause: Exception, timeout: float) -> StepFailed:
-        failed = connect_failure(cause, self.address, timeout)
+        failed = connect_failure(cause, self.address, timeout, tls=self._target.tls)
         failed.retry = failed.retry and self._known
         return failed
 
@@ -280,8 +304,23 @@ class Engine:
             self._drop(line)
             self.rest()
             return
+        if line.has_surplus():
+            self._drop(line)
+            return
         line.rested_at = time.monotonic()
         self._resting.append(line)
+
+    def _drop_rested_before(self, when: float) -> None:
+        """A request got no answer: connections without an answer since then may be dead as well."""
+        while self._resting:
+            try:
+                line = self._resting.popleft()  # the one that has rested for longest
+            except IndexError:
+                return  # another thread was quicker
+            if line.rested_at >= when:
+                self._resting.appendleft(line)
+                return
+            self._drop(line)
 
     def _drop(self, line: Line) -> None:
         self._open.discard(line)

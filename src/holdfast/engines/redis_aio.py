@@ -5,6 +5,9 @@ Requests of one loop turn are written together, replies come back in order, and 
 A caller that was cancelled, or out of patience, simply leaves: its future is done, its reply is dropped when it
 comes, and the connection stays in step for everybody else.
 
+A connection that owes a reply beyond its time is given up, whatever else is heard on it: if one reply is missing, all
+that follow go to the wrong requests. What is under way there fails at once, and its callers send it again.
+
 What is on the wire is bounded. Whatever finds no room there, or no wire, waits in a backlog, in order. Its time runs
 from when it was asked for, and if it ends there, then nothing was sent.
 
@@ -24,7 +27,9 @@ from functools import partial
 from time import monotonic
 from typing import Any, Final
 
-from holdfast.engines.redis_aio_wire import PUSH, Reply, Request, Wire
+import redis.exceptions
+
+from holdfast.engines.redis_aio_wire import PUSH, Reply, Request, Wire, subscribe_to
 from holdfast.engines.target import Target
 from holdfast.engines.wire import Op, client_closed, complain_of_mute, connect_failure, lost_connection, silence
 from holdfast.protocol.bells import Switchboard
@@ -55,20 +60,19 @@ class Engine:
         timeout: float,
         board: Switchboard,
         now: Callable[[], float],
-        *,
-        deaf_after: float | None = None,
     ) -> None:
         self.address = target.address
+        self.tls = target.tls
         self.board = board
         self.now = now  # the clock by which bells are timed
         self.backlog: deque[Request] = deque()  # asked for while there is no wire, or no room on it
         self.can_track = PUSH is not None
         self._target = target
         self._timeout = timeout
-        self._deaf_after = (deaf_after or timeout) * 0.99  # silence for which a connection is given up
         self._speaks_resp3 = PUSH is not None  # until it is known not to
         self._hang_ups = 0  # how often in a row somebody hung up on us instead of refusing what we asked for
         self.known = False  # whether this server has ever answered
+        self.served = False  # whether it has ever answered a step that may write, without an error
         self._closed = False
         self._warned = False
         self._inherited: list[Wire] = []  # of a parent process; kept, because collecting one would close it
@@ -94,12 +98,13 @@ class Engine:
         if self._closed:
             reply.set_exception(client_closed(self.address))
             return reply
-        deadline = monotonic() + timeout
+        now = monotonic()
+        deadline = now + timeout
         wire = self._wire
         if wire is not None and wire.open and len(wire.asked) < MOST_ASKED and not self.backlog:
-            wire.send((op, reply, deadline, timeout))
+            wire.send((op, reply, deadline, timeout, now))
         else:
-            self.backlog.append((op, reply, deadline, timeout))
+            self.backlog.append((op, reply, deadline, timeout, now))
             if wire is None or wire.lost:
                 self._connect()
         if deadline < self._alarm_at:
@@ -127,8 +132,9 @@ class Engine:
         if wire.lost:
             reply.set_exception(lost_connection(self.address, None))
             return reply
-        deadline = monotonic() + self._timeout
-        wire.send((op, reply, deadline, self._timeout))
+        now = monotonic()
+        deadline = now + self._timeout
+        wire.send((op, reply, deadline, self._timeout, now))
         if deadline < self._alarm_at:
             self._set_alarm(deadline)
         return reply
@@ -139,7 +145,7 @@ class Engine:
         while backlog and wire is not None and wire.open and len(wire.asked) < MOST_ASKED:
             request = backlog.popleft()
             if not request[1].done():
-                wire.send(request)
+                wire.send((*request[:4], monotonic()))
 
     # Timeouts. Deadlines mostly rise, so one alarm, at the earliest, is set anew once in a while and not per request.
 
@@ -152,37 +158,36 @@ class Engine:
 
     def _expire_due(self) -> None:
         self._alarm, self._alarm_at = None, _NEVER
-        now, earliest, expired = monotonic(), _NEVER, False
+        now, earliest = monotonic(), _NEVER
         self.backlog = deque(request for request in self.backlog if not request[1].done())
-        wires = [wire for wire in (self._wire, self._ear) if wire is not None]
+        wires = [wire for wire in (self._wire, self._ear) if wire is not None and not wire.lost]
         for requests, sent in [(self.backlog, False), *((wire.asked, True) for wire in wires)]:
-            for _, reply, deadline, timeout in requests:
+            for _, reply, deadline, timeout, _ in requests:
                 if reply.done():
                     continue
                 if deadline > now:
                     earliest = min(earliest, deadline)
                 else:
                     reply.set_exception(self._silence(timeout, sent=sent))
-                    expired = True
+        for wire in wires:
+            if (look_at := wire.look_for_overdue(now)) <= now:
+                wire.abort(
+                    TimeoutError("a reply is overdue")
+                )  # what else is under way there fails at once, and is sent again over a new connection
+            else:
+                earliest = min(earliest, look_at)
         if earliest < _NEVER:
             self._set_alarm(earliest)
-        if expired:
-            self._give_up_if_deaf()
 
     def expire(self, reply: Reply, timeout: float) -> None:
         """Its caller has waited for so long, and will not any more."""
         if not reply.done():
             sent = all(request[1] is not reply for request in self.backlog)
             reply.set_exception(self._silence(timeout, sent=sent))
-            self._give_up_if_deaf()
 
     def _silence(self, timeout: float, *, sent: bool) -> StepFailed:
-        return silence(self.address, timeout, None, sent=sent, met=self.known)
-
-    def _give_up_if_deaf(self) -> None:
-        patience = min(self._deaf_after, self._timeout)
-        if self._wire is not None and not self._wire.lost and self._wire.is_deaf(patience):
-            self._wire.abort()  # half-open, or hung for so long that a new connection is worth a try
+        tls = self.tls and not sent and self._connecting is not None
+        return silence(self.address, timeout, None, sent=sent, met=self.known, tls=tls)
 
     # Connections.
 
@@ -203,7 +208,7 @@ class Engine:
                 self._connecting = None
         except Exception as error:  # redis-py, a credential provider, the embedded server: anything
             backlog, self.backlog = self.backlog, deque()
-            for _, reply, _, _ in backlog:
+            for _, reply, *_ in backlog:
                 if not reply.done():
                     reply.set_exception(self._failed(error))
             return error
@@ -219,7 +224,7 @@ class Engine:
     def _failed(self, error: Exception) -> StepFailed:
         if isinstance(error, StepFailed):  # there was a connection
             return error
-        failed = connect_failure(error, self.address, self._timeout)
+        failed = connect_failure(error, self.address, self._timeout, tls=self.tls)
         failed.retry = failed.retry and self.known
         return failed
 
@@ -228,7 +233,10 @@ class Engine:
         connection = self._target.connection(self._timeout, extra)
         try:
             await connection.connect()
-            # Between redis-py's handshake and our taking over, the end of the connection is told to nobody of ours.
+            # Between redis-py's handshake and our taking over, neither the end of the connection is told to us nor what
+            # the server says before it: most likely that it has too many clients.
+            if said := bytes(connection._reader._buffer):
+                raise redis.exceptions.ResponseError(said.decode(errors="replace").strip().removeprefix("-"))
             if connection._writer.transport.is_closing() or connection._reader.at_eof():
                 raise ConnectionResetError("the server closed the connection")
         except BaseException:
@@ -304,7 +312,7 @@ class Engine:
                 if error is not None:
                     return error
             if await self._speaks(wire):
-                await self.ask(wire, Command(("SUBSCRIBE", self.board.channel)))
+                await self._subscribe(wire)
             else:
                 await self._listen_apart(wire)
         except StepFailed as failed:
@@ -325,7 +333,7 @@ class Engine:
         """Listen on a connection that does nothing else, as RESP2 will have it."""
         ear = self._ear = await asyncio.wait_for(self._open(list), self._timeout)
         try:
-            await self.ask(ear, Command(("SUBSCRIBE", self.board.channel)))
+            await self._subscribe(ear)
             self._hang_ups = 0
         except StepFailed as failed:
             # Again and again, while the wire is well? Then somebody in between does not know what we want.
@@ -335,6 +343,11 @@ class Engine:
         finally:
             if not ear.listening:
                 ear.abort()
+
+    async def _subscribe(self, wire: Wire) -> None:
+        if await self.ask(wire, subscribe_to(self.board.channel)) is not True:
+            wire.abort()  # it was answered by something else than its confirmation: out of step
+            raise lost_connection(self.address, None, met=self.known)
 
     async def _speaks(self, wire: Wire) -> bool:
         """Whether RESP3 is spoken on it. Until that is certain nothing may be subscribed to: RESP2 allows nothing else
@@ -419,7 +432,7 @@ class Engine:
         if self._alarm is not None:
             self._alarm.cancel()
         backlog, self.backlog = self.backlog, deque()
-        for _, reply, _, _ in backlog:
+        for _, reply, *_ in backlog:
             if not reply.done():
                 reply.set_exception(client_closed(self.address))
         tasks = [task for task in (self._rearming, self._arming, self._connecting) if task is not None]
@@ -440,11 +453,10 @@ class Lifeline(Engine):
     """
 
     PATIENCE: Final = 0.2  # less than a caller who leaves waits for its clean-up, which is then the keeper's at once
-    DEAF_AFTER: Final = 0.3
 
     def __init__(self, main: Engine) -> None:
         self._main = main
-        super().__init__(main._target, main._timeout, main.board, main.now, deaf_after=self.DEAF_AFTER)
+        super().__init__(main._target, main._timeout, main.board, main.now)
 
     def _begin_anew(self, loop: asyncio.AbstractEventLoop | None) -> None:
         super()._begin_anew(loop)

@@ -47,7 +47,7 @@ class Links:
         try:
             wire = await asyncio.wait_for(self._engine.open_wire(), timeout)
         except Exception as error:  # redis-py, a credential provider, the embedded server: anything
-            raise connect_failure(error, self._engine.address, timeout) from error
+            raise connect_failure(error, self._engine.address, timeout, tls=self._engine.tls)  # noqa: B904 (has it)
         if self._closed:  # while it was under way
             wire.abort()
             raise client_closed(self._engine.address)
@@ -63,9 +63,10 @@ class Links:
         if not leaves_nothing(commands):
             self._bound.add(wire)
         replies = [wire.loop.create_future() for _ in commands]
-        deadline = monotonic() + timeout
+        now = monotonic()
+        deadline = now + timeout
         for command, reply in zip(commands, replies, strict=True):
-            wire.send((command, reply, deadline, timeout))
+            wire.send((command, reply, deadline, timeout, now))
         try:
             _, missing = await asyncio.wait(replies, timeout=timeout)
         except BaseException:
@@ -73,6 +74,9 @@ class Links:
             raise
         if missing:
             self._drop(wire, replies)
+            for resting in self._resting:  # what is silent on one, because a router has forgotten it, is so on all
+                self._drop(resting, [])
+            self._resting.clear()
             raise silence(self._engine.address, timeout, None, sent=True, met=self._engine.known)
         outcomes = [reply.exception() or reply.result() for reply in replies]
         if wire.lost:

@@ -14,22 +14,37 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import hiredis
 
-from holdfast.engines.wire import Op, is_elsewhere, is_noscript, lost_connection, pack, refusal
+from holdfast.engines.wire import (
+    OVERDUE_AFTER,
+    Op,
+    is_elsewhere,
+    is_noscript,
+    lost_connection,
+    may_write,
+    pack,
+    refusal,
+)
 from holdfast.protocol.effects import Command, Step
 
 if TYPE_CHECKING:
     from holdfast.engines.redis_aio import Engine
 
-__all__ = ["PUSH", "Reply", "Request", "Wire"]
+__all__ = ["PUSH", "Reply", "Request", "Wire", "subscribe_to"]
 
 Reply: TypeAlias = "asyncio.Future[Any]"
-Request: TypeAlias = tuple[Op, Reply, float, float]  # with its deadline, and the timeout that this came from
+# With its deadline, the timeout that this came from, and when it was sent. No Op: it was sent again with its source.
+Request: TypeAlias = tuple[Op | None, Reply, float, float, float]
 
 PUSH: Final[Any] = getattr(hiredis, "PushNotification", None)  # since hiredis 3.2; else it would pass for a reply
+
 
 _LEAST_CHUNK: Final = 8  # requests that are worth a write before the turn is over
 _CACHING: Final = pack(Command(("CLIENT", "CACHING", "YES")))
 _MORE: Final = object()  # what the reader says when it needs more bytes, for False is a reply in RESP3
+
+
+def subscribe_to(channel: str) -> Command:
+    return Command(("SUBSCRIBE", channel))
 
 
 class _Nobody:
@@ -39,7 +54,8 @@ class _Nobody:
         return True
 
 
-_NOBODYS: Final[Any] = (None, _Nobody(), float("inf"), 0.0)
+_NEVER: Final = float("inf")
+_NOBODYS: Final[Any] = (None, _Nobody(), _NEVER, 0.0, _NEVER)
 
 
 class Wire(asyncio.Protocol):
@@ -57,7 +73,11 @@ class Wire(asyncio.Protocol):
         self._error: Exception | None = None
         self.asked: deque[Request] = deque()
         self.waiting_since = 0.0  # when the server last said something, or was first asked after that
+        # When the first request was sent that was not answered in time, since all was answered for the last time. That
+        # it was taken off since then means nothing: if one reply is missing, each one is taken for that of the next.
+        self.owing_since = _NEVER
         self.open = True  # whether it takes more
+        self._full = False  # whether more has been written than the kernel takes
         self.lost = False
         self.listening = False
         self.tracking = False
@@ -66,6 +86,7 @@ class Wire(asyncio.Protocol):
 
     def send(self, request: Request, *, with_source: bool = False) -> None:
         op, asked, out = request[0], self.asked, self._out
+        assert op is not None
         data = pack(op, with_source=with_source)
         idle = not asked
         if idle:
@@ -81,7 +102,7 @@ class Wire(asyncio.Protocol):
                 self.loop.call_soon(self._flush)
             elif len(out) >= _LEAST_CHUNK and 2 * len(out) > len(asked):
                 self._flush()  # the server has less in hand than we have gathered: let it begin while we go on
-        asked.append(request)
+        asked.append((None, *request[1:]) if with_source else request)
 
     def _flush(self) -> None:
         if self._out and not self.lost:
@@ -98,8 +119,8 @@ class Wire(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self.waiting_since = monotonic()
-        self._engine.known = True
-        asked, push = self.asked, self._push
+        engine, asked, push = self._engine, self.asked, self._push
+        engine.known = True
         try:
             self._reader.feed(data)
             gets = self._reader.gets
@@ -110,21 +131,35 @@ class Wire(asyncio.Protocol):
                 elif kind is push:
                     self._take_push(answer)
                 else:
-                    reply = asked.popleft()[1]
+                    request = asked.popleft()
+                    reply = request[1]
                     if not reply.done():
                         reply.set_result(answer)
-        except (hiredis.HiredisError, IndexError) as error:  # no Redis at all, or a reply to nothing: out of step
+                    if not engine.served:
+                        engine.served = request[0] is None or may_write(request[0])
+            if not asked and self.greeting is None and push is not list and self._reader.has_data():
+                raise hiredis.ProtocolError(
+                    "the beginning of a reply to nothing"
+                )  # and no push, which may come in parts
+        except hiredis.HiredisError as error:
             self.abort(error)
-        if self._engine.backlog:
-            self._engine.drain()
+        except (IndexError, TypeError, AttributeError) as error:  # a reply to nothing, or a push that is none
+            self.abort(hiredis.ProtocolError(str(error)))
+        if not asked and self.owing_since != _NEVER:
+            self.owing_since = _NEVER
+            self.open = not (self.lost or self._full)
+        if engine.backlog:
+            engine.drain()
 
-    def _take_error(self, answer: Exception) -> None:
+    def _take_error(self, answer: hiredis.ReplyError) -> None:
+        if not self.asked:
+            raise answer  # why the server is about to close the connection
         request = self.asked.popleft()
-        reply = request[1]
-        if is_noscript(answer):
+        op, reply = request[:2]
+        if op is not None and is_noscript(answer):
             self.send(request, with_source=True)  # even if its caller has left: the next one needs the script too
         elif not reply.done():
-            reply.set_exception(refusal(answer, self._engine.address))
+            reply.set_exception(refusal(answer, self._engine.address, op, served=self._engine.served))
         if is_elsewhere(answer):
             self.abort()
 
@@ -139,20 +174,34 @@ class Wire(asyncio.Protocol):
                 for key in answer[1]:
                     board.touched(key.decode(errors="replace"))
         elif kind == b"subscribe":  # in its place among the replies, though it is none
-            reply = self.asked.popleft()[1]
+            op, reply = self.asked[0][:2]
+            if op != subscribe_to(board.channel) or answer[1] != board.channel.encode():
+                raise hiredis.ProtocolError("a confirmation of a subscription that was not asked for")
+            self.asked.popleft()
             self.listening = board.armed = True
             if not reply.done():
                 reply.set_result(True)
 
     def is_deaf(self, timeout: float) -> bool:
-        """Whether the server has been silent for that long although it was asked."""
-        return bool(self.asked) and monotonic() - self.waiting_since >= timeout
+        """Whether the server has been silent for that long although it was asked, or has owed a reply for that long."""
+        return bool(self.asked) and monotonic() - min(self.waiting_since, self.owing_since) >= timeout
+
+    def look_for_overdue(self, now: float) -> float:
+        """Note what is not answered in time; when to look again, or give this connection up."""
+        look_at = _NEVER
+        for *_, timeout, sent_at in self.asked:
+            if sent_at + timeout > now:
+                look_at = min(look_at, sent_at + timeout)
+            else:
+                self.owing_since = min(self.owing_since, sent_at)
+                self.open = False  # until all is answered, which shows that none was taken for another
+        return min(look_at, self.owing_since + OVERDUE_AFTER)
 
     def pause_writing(self) -> None:
-        self.open = False
+        self._full, self.open = True, False
 
     def resume_writing(self) -> None:
-        self.open = not self.lost
+        self._full, self.open = False, not self.lost and self.owing_since == _NEVER
         if self._engine.backlog:
             self._engine.drain()
 
@@ -161,10 +210,11 @@ class Wire(asyncio.Protocol):
         self._stream.connection_lost(error)
         self._connection._reader = self._connection._writer = None  # redis-py takes this to mean closed
         asked, self.asked = self.asked, deque()
-        for _, reply, _, _ in asked:
+        for _, reply, *_ in asked:
             if not reply.done():  # one each: tracebacks and notes are its own
                 engine = self._engine
-                reply.set_exception(lost_connection(engine.address, self._error or error, met=engine.known))
+                cause = self._error or error
+                reply.set_exception(lost_connection(engine.address, cause, met=engine.known, tls=engine.tls))
         self._engine.note_loss(self)
 
     def abort(self, error: Exception | None = None) -> None:

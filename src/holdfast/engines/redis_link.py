@@ -21,12 +21,14 @@ from typing import Any, Final, TypeAlias
 import hiredis
 import redis.exceptions
 
-from holdfast.engines.wire import Op, pack
+from holdfast.engines.wire import OVERDUE_AFTER, Op, pack
 from holdfast.protocol.effects import StepFailed
 
 __all__ = ["PENDING", "SPEAKS_RESP3", "Asked", "Link", "Request", "Waker"]
 
 PENDING: Final = object()  # where a reply is to come
+
+_NEVER: Final = float("inf")
 
 _NOTHING: Final = object()  # what the parser says as long as it has no whole reply
 _CHUNK: Final = 65536
@@ -37,7 +39,20 @@ SPEAKS_RESP3: Final = _Push is not None  # pushes can be told from replies since
 class Request:
     """What one caller asks for: steps that are sent together. Each has a reply, or a StepFailed, of its own."""
 
-    __slots__ = ("_claim", "_done", "_heard_at", "_missing", "data", "left", "listens", "ops", "replies", "until")
+    __slots__ = (
+        "_claim",
+        "_done",
+        "_heard_at",
+        "_missing",
+        "data",
+        "left",
+        "listens",
+        "ops",
+        "replies",
+        "resent",
+        "sent_at",
+        "until",
+    )
 
     def __init__(self, ops: Sequence[Op], timeout: float, *, listens: bool = False) -> None:
         self.ops = ops
@@ -45,6 +60,8 @@ class Request:
         self.listens = listens
         self.replies: list[Any] = [PENDING] * len(ops)
         self.until = time.monotonic() + timeout
+        self.sent_at = 0.0
+        self.resent: set[int] = set()  # which of its steps were sent again with the source of their script
         self.left = False  # its caller does not wait any more
         self._missing = len(ops)
         self._heard_at = 0.0
@@ -135,9 +152,9 @@ class Link:
         "events",
         "is_ear",
         "out",
+        "owing_since",
         "reading_waits",
         "resp3",
-        "silent_since",
         "sock",
         "tracking",
         "writing_waits",
@@ -147,23 +164,34 @@ class Link:
         self._connection = connection
         self.sock: socket.socket = connection._sock
         self.sock.setblocking(False)
-        _keep_alive(self.sock)
         self._reader = hiredis.Reader(notEnoughData=_NOTHING)
         self.out: list[bytes] = []
         self.resp3 = resp3
         self.is_ear = is_ear  # whether bells are rung here
         self.tracking = False
         self.asked: deque[Asked] = deque()
-        self.silent_since = 0.0  # when the server last said something, or was first asked after that
+        # When the first request was sent that was not answered in time, since all was answered for the last time. That
+        # it was taken off since then means nothing: if one reply is missing, each one is taken for that of the next.
+        self.owing_since = _NEVER
         self.writing_waits = False  # for the server to take in what was sent
         self.reading_waits = False  # likewise, which happens to TLS
         self.events: int = select.POLLIN  # what is waited for
 
     def write(self, data: bytes, *asked: Asked) -> None:
-        if not self.asked:
-            self.silent_since = time.monotonic()
         self.asked.extend(asked)
         self.out.append(data)
+
+    def look_for_overdue(self, now: float) -> float:
+        """Note what its caller has given up; when to look again, or give this connection up."""
+        look_at = _NEVER
+        for request, _ in self.asked:
+            if request is None or not request.left:
+                continue
+            if request.until > now:  # its caller was interrupted
+                look_at = min(look_at, request.until)
+            else:
+                self.owing_since = min(self.owing_since, request.sent_at)
+        return min(look_at, self.owing_since + OVERDUE_AFTER)
 
     def flush(self) -> None:
         """Send as much as goes out without waiting."""
@@ -186,7 +214,6 @@ class Link:
                 chunk = self.sock.recv(_CHUNK)
                 if not chunk:
                     raise ConnectionResetError("the server closed the connection")
-                self.silent_since = time.monotonic()
                 self._reader.feed(chunk)
                 if len(chunk) < _CHUNK and not isinstance(self.sock, ssl.SSLSocket):  # which gives one record at a time
                     break
@@ -195,8 +222,11 @@ class Link:
         except ssl.SSLWantWriteError:
             self.reading_waits = True
         replies = []
-        while (reply := self._reader.gets()) is not _NOTHING:
-            replies.append(reply)
+        try:
+            while (reply := self._reader.gets()) is not _NOTHING:
+                replies.append(reply)
+        except TypeError as error:  # a map with a key that Python cannot hash
+            raise hiredis.ProtocolError(str(error)) from error
         return replies
 
     def is_push(self, reply: Any) -> bool:
@@ -212,13 +242,3 @@ class Link:
     def forget(self) -> None:
         """In a forked child: let go of our copy of the socket without a word to the server."""
         self.sock.close()
-
-
-def _keep_alive(sock: socket.socket) -> None:
-    """A listener may be silent for hours; whether its connection is still there is for the kernel to find out."""
-    if sock.family not in (socket.AF_INET, socket.AF_INET6):
-        return
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3)):
-        if hasattr(socket, option):
-            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)

@@ -6,6 +6,11 @@ for the answer as long as its own patience lasts. So there is no moment at which
 the wire half written, no TLS session in two hands, and a caller who leaves costs nobody anything: replies come in
 order, each goes to the request that asked, and one that nobody waits for is dropped.
 
+A request whose caller has left without a reply decides whether the connection is still of use, and not the last byte
+that was heard: if one reply is missing, all that follow would go to the wrong requests. So the connection is given up
+when the oldest such request is overdue, whatever else is heard, and what is under way there fails at once and is sent
+again over a new one.
+
 Pushes share the connection, which is what RESP3 is for: bells (pub/sub), and word that somebody else wrote a key that a
 step has read with ``watch`` (client tracking, told apart by OPTIN, and silent about what the wire itself writes by
 NOLOOP). A server or proxy that does not speak RESP3 gets a second connection that only listens, and nothing is tracked.
@@ -50,7 +55,6 @@ __all__ = ["Wire"]
 
 log = logging.getLogger("holdfast")
 
-_DEAF_AFTER: Final = 0.3  # silence for which the connection is given up once a request was not answered in time
 _FIRST_PATIENCE, _LONGEST_PATIENCE = 1.0, 5.0  # for a connection to come about; doubled when it was not enough
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0  # between attempts
 
@@ -82,7 +86,7 @@ class Wire:
         self._seat: dict[None, threading.Thread] = {}  # whoever gets this seat is the thread; there is one
         self._waker: Waker | None = None
         self._asleep = False
-        self._doubt = False  # a request was not answered in time
+        self._doubt = False  # a caller may have left without a reply
         # What follows is the thread's own.
         self._opening: Any = None  # a connection that is no link yet, but has a socket
         self._links: dict[int, Link] = {}  # by descriptor: the line, the ear, or the one that is both under RESP3
@@ -141,12 +145,14 @@ class Wire:
         if not unsent and any(reply is PENDING for reply in replies):
             self._doubt = True
             self._wake()
-        return [self._judge(reply, timeout, sent=not unsent) for reply in replies]
+        return [
+            self._judge(reply, op, timeout, sent=not unsent) for reply, op in zip(replies, request.ops, strict=True)
+        ]
 
-    def _judge(self, reply: Any, timeout: float, *, sent: bool) -> Any:
+    def _judge(self, reply: Any, op: Op, timeout: float, *, sent: bool) -> Any:
         if reply is PENDING:
             return silence(self.address, timeout, None, sent=sent)
-        return refusal(reply, self.address) if isinstance(reply, hiredis.ReplyError) else reply
+        return refusal(reply, self.address, op) if isinstance(reply, hiredis.ReplyError) else reply
 
     def _submit(self, request: Request) -> None:
         if self._closed:
@@ -211,7 +217,7 @@ class Wire:
         while not self._closed:
             try:
                 if self._doubt:
-                    self._give_up_deaf()  # before anybody else's request is sent that way
+                    self._give_up_overdue()  # before any other request is sent that way
                 self._send_all()
                 self._rearm()
                 self._wait()
@@ -235,6 +241,8 @@ class Wire:
                     if time.monotonic() < self._not_before:
                         return
                     self._connect(listens=request.listens)
+                elif link.owing_since != _NEVER:
+                    return  # until all is answered there, which shows that none was taken for another, or it is lost
                 elif self._queue.popleft() is request and time.monotonic() < request.until and request.claim():
                     self._send(link, request)
             except IndexError:
@@ -244,6 +252,7 @@ class Wire:
         if request.listens and self._board.armed:
             request.answer(0, True)
             return
+        request.sent_at = time.monotonic()
         for place, data in enumerate(request.data):
             self._write(link, request, place, data)
 
@@ -270,7 +279,7 @@ class Wire:
             self._patience = min(2 * patience, _LONGEST_PATIENCE)  # those who have more than that stay in the queue
             return
         except Exception as error:  # redis-py, a credential provider, a custom connect function: anything
-            self._refuse_all(partial(connect_failure, error, self.address, patience))
+            self._refuse_all(partial(connect_failure, error, self.address, patience, tls=self._target.tls))
             return
         self._patience = _FIRST_PATIENCE
         self._not_before = 0.0
@@ -315,7 +324,7 @@ class Wire:
             self._rearm_at = _NEVER
             return
         if self._rearming is not None and self._rearming.replies[0] is PENDING:
-            self._doubt = True
+            self._rearming.left = self._doubt = True
         self._rearming = attempt = self._subscription(_LONGEST_PAUSE)
         self._queue.append(attempt)
         self._send_all()
@@ -330,8 +339,8 @@ class Wire:
         # Whoever puts something into the queue from here on, or has a doubt, sees that we sleep, or is seen by us.
         wakes_at = self._rearm_at
         if self._doubt:
-            wakes_at = min(wakes_at, self._give_up_deaf())
-        if self._queue:
+            wakes_at = min(wakes_at, self._give_up_overdue())
+        if self._queue and all(link.owing_since == _NEVER for link in self._links.values()):
             wakes_at = min(wakes_at, self._not_before)
         ready = self._poll.poll(None if wakes_at == _NEVER else max(0.0, wakes_at - time.monotonic()) * 1000)
         self._asleep = False
@@ -356,63 +365,78 @@ class Wire:
             link.events = events
             self._poll.modify(link.sock, events)
 
-    def _give_up_deaf(self) -> float:
-        """Lose what has been silent for too long; when to look again."""
-        asked = [link for link in self._links.values() if link.asked]
-        self._doubt = bool(asked)
-        look_at = _NEVER
-        for link in asked:
-            due = link.silent_since + _DEAF_AFTER
-            if time.monotonic() >= due:
-                self._lose(link, TimeoutError("it was silent for too long"))
+    def _give_up_overdue(self) -> float:
+        """Lose each connection on which a reply is overdue; when to look again."""
+        self._doubt = False  # before looking: a caller that leaves meanwhile sets it again
+        now, look_at = time.monotonic(), _NEVER
+        for link in list(self._links.values()):
+            if (due := link.look_for_overdue(now)) <= now:
+                self._lose(link, TimeoutError("a reply is overdue"))
             else:
                 look_at = min(look_at, due)
+        self._doubt = self._doubt or look_at < _NEVER
         return look_at
 
     def _take_in(self, link: Link) -> None:
         now = self._now()
         for reply in link.read():
-            self._doubt = False
             if link.is_push(reply):
                 self._hear(link, reply, now)
             elif link.asked:
                 self._hand_over(link, *link.asked.popleft(), reply)
+            elif isinstance(reply, hiredis.ReplyError):
+                raise reply  # why it is about to close the connection
             else:
-                raise ConnectionResetError("the server said something that it was not asked")
+                raise hiredis.ProtocolError("a reply to nothing")
+        if not link.asked:
+            link.owing_since = _NEVER
 
     def _hand_over(self, link: Link, request: Request | None, place: int, reply: Any) -> None:
         if request is None:
             if place == _TRACKING[1] and isinstance(reply, hiredis.ReplyError):
                 self._tracks = False
-        elif is_noscript(reply) and not request.left:
+        elif is_noscript(reply) and not request.left and place not in request.resent:
+            request.resent.add(place)
             self._write(link, request, place, pack(request.ops[place], with_source=True))
         elif request.listens and isinstance(reply, hiredis.ReplyError) and not refusal(reply, self.address).retry:
             self._rearm_at = _NEVER
             self._complain()
             request.answer(place, False)
+        elif request.listens and not isinstance(reply, hiredis.ReplyError):
+            link.asked.appendleft((request, place))
+            raise hiredis.ProtocolError("a subscription is confirmed by a push, and by nothing else")
         else:
             request.answer(place, reply)
             if is_elsewhere(reply):
                 self._lose(link, None)
 
     def _hear(self, link: Link, push: list[Any], now: float) -> None:
-        kind = push[0]
-        if kind == b"message":
-            self._board.deliver(push[2], now)
-        elif kind == b"invalidate":
-            if push[1] is None:
-                self._board.look_again()  # the whole keyspace was flushed
-            for key in push[1] or ():
-                self._board.touched(key.decode(errors="replace"))
-        elif kind == b"subscribe" and link.asked:
-            request, place = link.asked.popleft()
-            self._board.armed = True
-            self._rearm_at, self._rearm_pause = _NEVER, _FIRST_PAUSE
-            if request is not None:
-                request.answer(place, True)
-            if self._missed:
-                self._missed = False
-                self._board.look_again()
+        try:
+            kind, about = push[0], push[1]
+            if kind == b"message":
+                self._board.deliver(push[2], now)
+            elif kind == b"invalidate":
+                if about is None:
+                    self._board.look_again()  # the whole keyspace was flushed
+                for key in about or ():
+                    self._board.touched(key.decode(errors="replace"))
+            elif kind == b"subscribe":
+                self._note_subscription(link, about)
+        except (IndexError, TypeError, AttributeError) as error:
+            raise hiredis.ProtocolError("a push that is none of Redis") from error
+
+    def _note_subscription(self, link: Link, channel: bytes) -> None:
+        """It is the answer to a SUBSCRIBE of ours, and to nothing else that is under way."""
+        request, place = link.asked[0] if link.asked else (None, 0)
+        if request is None or not request.listens or channel != self._board.channel.encode():
+            raise hiredis.ProtocolError("a confirmation of a subscription that was not asked for")
+        link.asked.popleft()
+        self._board.armed = True
+        self._rearm_at, self._rearm_pause = _NEVER, _FIRST_PAUSE
+        request.answer(place, True)
+        if self._missed:
+            self._missed = False
+            self._board.look_again()
 
     def _lose(self, link: Link, error: Exception | None) -> None:
         """The connection is of no more use."""
@@ -428,7 +452,7 @@ class Wire:
             self._board.armed = False
         for request, place in link.asked:
             if request is not None:
-                request.answer(place, lost_connection(self.address, error))
+                request.answer(place, lost_connection(self.address, error, tls=self._target.tls))
         link.asked.clear()
         if was_armed:
             self._missed = True

@@ -11,17 +11,22 @@ import encodings.idna  # noqa: F401 (else the first look-up of a host imports it
 import inspect
 import os
 import re
+import socket
 import sys
 import warnings
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from holdfast.engines import local
-from holdfast.errors import InvalidConfig, LocalOnlyWarning, Unsupported
+from holdfast.errors import InvalidConfig, LocalOnlyWarning, Unavailable, Unsupported
 from holdfast.url import Location, locate, redact
 
 __all__ = ["Target", "aim"]
+
+_FILES: Final = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
+# Seconds, but for the last: how long what was sent may stay unconfirmed, in ms.
+_KEEP_ALIVE: Final = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 20_000}
 
 _told = False
 
@@ -33,11 +38,18 @@ class Target(NamedTuple):
     connection_class: type[Any]
     settings: dict[str, Any]
     prepare: Callable[[], dict[str, Any]] | None = None
+    tls: bool = False
 
     def __repr__(self) -> str:
         return f"<Target {self.address}>"  # the settings hold a password, and tracebacks may show locals
 
     def connection(self, timeout: float, extra: dict[str, Any]) -> Any:
+        for option in _FILES:
+            path = self.settings.get(option)
+            if path and not os.path.exists(path):
+                raise Unavailable(
+                    {self.address: f"{option} names a file that does not exist: {path}"}, "Check the path"
+                )
         return self.connection_class(
             **{**self.settings, **extra, "socket_timeout": timeout, "socket_connect_timeout": timeout}
         )
@@ -92,9 +104,9 @@ def _aim_at_url(location: Location, url: str, flavour: ModuleType) -> Target:
         problem = f"the value of {named[1]} cannot be read" if named else "it cannot be read"
         raise InvalidConfig(f"URL {redact(url)!r}", problem) from None
     connection_class = settings.pop("connection_class", flavour.Connection)
-    target = Target(location.address, connection_class, _ours(settings, flavour))
+    target = _target(location.address, connection_class, settings, flavour)
     try:
-        target.connection(1.0, {})  # opens nothing, but knows which options there are
+        connection_class(**target.settings)  # opens nothing, but knows which options there are
     except TypeError as error:
         # With credentials among the options, the unknown one may be a part of them that was not percent-encoded.
         secret = re.search(r"[?&][^=&]*(password|username)", url)
@@ -124,7 +136,34 @@ def _aim_at_client(client: object, aio: bool) -> Target:
         )
     pool = client.connection_pool
     settings = dict(pool.connection_kwargs)
-    return Target(_address(settings), pool.connection_class, _ours(settings, _flavour(aio)))
+    connection_class = pool.connection_class
+    if connection_class.__module__.split(".")[0] == "fakeredis":
+        raise InvalidConfig(
+            f"connect({type(client).__name__})",
+            "fakeredis has no server to connect to: use connect('local://') in tests, which starts a real one",
+        )
+    return _target(_address(settings), connection_class, settings, _flavour(aio))
+
+
+def _target(address: str, connection_class: type[Any], settings: dict[str, Any], flavour: ModuleType) -> Target:
+    kept = _ours(settings, flavour)
+    if issubclass(connection_class, flavour.Connection):  # over TCP
+        _keep_alive(kept, flavour)
+    return Target(address, connection_class, kept, tls=issubclass(connection_class, flavour.SSLConnection))
+
+
+def _keep_alive(settings: dict[str, Any], flavour: ModuleType) -> None:
+    """Let the kernel find out that a peer is gone, unless the user has said how, or that it should not.
+
+    A listener, or a resting connection, may be silent for hours, and a router forgets it meanwhile.
+    """
+    unset = inspect.signature(flavour.Connection.__init__).parameters["socket_keepalive_options"].default
+    if settings.get("socket_keepalive") is False or settings.get("socket_keepalive_options", unset) is not unset:
+        return
+    settings["socket_keepalive"] = True
+    settings["socket_keepalive_options"] = {
+        getattr(socket, option): value for option, value in _KEEP_ALIVE.items() if hasattr(socket, option)
+    }
 
 
 def _address(settings: dict[str, Any]) -> str:

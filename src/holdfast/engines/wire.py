@@ -1,7 +1,7 @@
 """From steps to bytes, and from what goes wrong to errors of ours: shared by the blocking and the asyncio engine.
 
 Scripts travel by their SHA-1. A server that does not know one (it was restarted, or flushed) says NOSCRIPT, which
-means that nothing was done, so the engine sends the same step again with the source in it.
+means that nothing was done, so the engine sends the same step again with the source in it, once.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 import logging
 import re
 import socket
+import ssl
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from traceback import clear_frames
 from typing import Any, Final
 
 import hiredis
@@ -22,6 +22,7 @@ from holdfast.lua import SCRIPTS
 from holdfast.protocol.effects import Command, Step, StepFailed
 
 __all__ = [
+    "OVERDUE_AFTER",
     "Op",
     "client_closed",
     "complain_of_mute",
@@ -30,6 +31,7 @@ __all__ = [
     "is_noscript",
     "leaves_nothing",
     "lost_connection",
+    "may_write",
     "pack",
     "refusal",
     "silence",
@@ -39,7 +41,16 @@ log = logging.getLogger("holdfast")
 
 Op = Step | Command
 
-_pack: Callable[[tuple[Any, ...]], bytes] = hiredis.pack_command
+try:
+    _pack: Callable[[tuple[Any, ...]], bytes] = hiredis.pack_command
+    hiredis.Reader.has_data  # noqa: B018 (the newest of what is needed)
+except AttributeError:
+    raise ImportError(
+        f"Holdfast needs hiredis 3.0 or newer, but {hiredis.__version__} is installed. Run: pip install -U hiredis"
+    ) from None
+# Seconds for which a shared connection may owe a reply beyond its time. A server may well be slower, for once, than the
+# shortest timeout of a request.
+OVERDUE_AFTER: Final = 0.3
 _SHARED: Final = 4  # keys of a lock that its steps name first; any others are of one token
 
 
@@ -69,6 +80,14 @@ def is_elsewhere(reply: object) -> bool:
     return isinstance(reply, hiredis.ReplyError) and str(reply).startswith(("READONLY", "MASTERDOWN", "LOADING"))
 
 
+_READ_ONLY: Final = frozenset(("cache_look", "election_leader", "latch_look", "room_find", "room_look"))
+
+
+def may_write(op: Op) -> bool:
+    """Whether an answer to it shows that the server takes writes: scripts that also a replica can answer do not."""
+    return type(op) is Step and op.script not in _READ_ONLY
+
+
 def is_noscript(reply: object) -> bool:
     return isinstance(reply, hiredis.ReplyError) and str(reply).startswith("NOSCRIPT")
 
@@ -89,50 +108,114 @@ _PASSING: Final = {
     "CLUSTERDOWN": ("its cluster is down", "See CLUSTER INFO"),
     "MISCONF": ("it cannot save its data and refuses writes", "See its log"),
     "NOREPLICAS": ("it has too few replicas to accept writes", "See its min-replicas-to-write"),
+    "MAXCLIENTS": ("it has no room for another connection", "Raise its maxclients, or use fewer connections"),
 }
+_NEEDS_SCRIPTS: Final = "Holdfast needs EVAL and EVALSHA: enable them there, or name another server"
 _LASTING: Final = {
     "NOAUTH": ("it wants a password", "Put user and password into the URL: redis://user:password@host"),
     "WRONGPASS": ("it refused the user or the password", "Check the credentials in the URL or the client"),
     "NOPERM": ("this user may not do that", "See docs/guarantees.md for the permissions that Holdfast needs"),
+    "NOSCRIPT": ("scripts are disabled there, or not kept", _NEEDS_SCRIPTS),
     "MOVED": ("it is a node of a cluster", "This version of Holdfast speaks to single servers; name one"),
     "CROSSSLOT": ("it is a node of a cluster", "This version of Holdfast speaks to single servers; name one"),
 }
 
 
-def refusal(reply: Exception, address: str) -> StepFailed:
-    """The server answered with an error: the step did nothing."""
+_REPLICA: Final = ("READONLY", "MASTERDOWN")
+
+
+def refusal(reply: Exception, address: str, op: Op | None = None, *, served: bool = True) -> StepFailed:
+    """The server answered with an error: the step did nothing.
+
+    ``served``: whether this server has ever taken a write from us. If a replica has not, it is the wrong server; if it
+    has, it was the primary and a failover is under way.
+    """
     text = str(reply)
-    code = text.split(" ", 1)[0]
+    code = _code_of(text)
     if code == "WRONGTYPE":
         error: HoldfastError = Unsupported(
             "its key holds something that is not a lock of this kind",
             "choose another name, or a namespace (Redisson keeps its locks in hashes, for one)",
         )
         return _failed(error, reply, sent=False, retry=False)
-    # As the server says it, also from inside a script, and as redis-py puts it.
-    if any(word in text for word in ("NOPERM", "ACL failure", "can't run this command", "has no permissions")):
-        code = "NOPERM"
-    if "unauthenticated" in text:  # a request of more than ten words is not even read before there was a password
-        code = "NOAUTH"
     what, advice = _PASSING.get(code) or _LASTING.get(code) or (f"it answered {code}", "See the cause")
-    if code == "NOPERM" and (command := re.search(r"run the '([\w|-]+)'", text)):
-        what = f"this user may not use {command[1].upper()}"
+    if code == "NOPERM":
+        what, advice = _explain_noperm(text, op, what, advice)
     # An answer that we do not know may come from the middle of a script, so what was written before it counts.
     known = code in _PASSING or code in _LASTING
-    return _failed(Unavailable({address: what}, advice), reply, sent=not known, retry=code in _PASSING)
+    met = served or code not in _REPLICA
+    return _failed(Unavailable({address: what}, advice), reply, sent=not known, retry=code in _PASSING, met=met)
 
 
-def silence(address: str, timeout: float, cause: BaseException | None, *, sent: bool, met: bool = True) -> StepFailed:
-    error = Unavailable(
-        {address: f"it did not answer within {timeout:.3g} s"},
-        "It may be hung or far away; see timeout= of connect",
-    )
-    return _failed(error, cause, sent=sent, retry=True, met=met)
+def _code_of(text: str) -> str:
+    """What kind of error it is: the first word, unless the server says no more than ERR."""
+    # As the server says it, also from inside a script, and as redis-py puts it.
+    if any(word in text for word in ("NOPERM", "ACL failure", "can't run this command", "has no permissions")):
+        return "NOPERM"
+    if "unauthenticated" in text:  # a request of more than ten words is not even read before there was a password
+        return "NOAUTH"
+    if "max number of clients" in text:
+        return "MAXCLIENTS"
+    if re.search(r"unknown command\W+eval", text, re.IGNORECASE):
+        return "NOSCRIPT"
+    return text.split(" ", 1)[0]
 
 
-def lost_connection(address: str, cause: BaseException | None, *, met: bool = True) -> StepFailed:
-    error = Unavailable({address: "the connection was lost"}, "Is the server still running?")
-    return _failed(error, cause, sent=True, retry=True, prompt=True, met=met)
+_SIDE: Final = re.compile(r":hf\d+:")  # between a lock's name and what a side key is for
+
+
+def _explain_noperm(text: str, op: Op | None, what: str, advice: str) -> tuple[str, str]:
+    if command := re.search(r"run the '([\w|-]+)'", text):
+        return f"this user may not use {command[1].upper()}", advice
+    if op is not None and re.search(r"access (a|one of the) key", text):
+        key = _SIDE.split(str(op.keys[0] if isinstance(op, Step) else op.args[1]))[0]
+        return (
+            f"this user may not use the key {key!r}",
+            f"Grant it the keys ~{key} and ~{key}:hf1:*, or choose a name or namespace that its ACL allows",
+        )
+    return what, advice
+
+
+def silence(
+    address: str,
+    timeout: float,
+    cause: BaseException | None,
+    *,
+    sent: bool,
+    met: bool = True,
+    tls: bool = False,
+) -> StepFailed:
+    what, advice = f"it did not answer within {timeout:.3g} s", "It may be hung or far away; see timeout= of connect"
+    if tls:  # while it was being connected to
+        what = f"no TLS handshake came about within {timeout:.3g} s"
+        advice = "If its port is a plain one, use redis:// in the URL, or ssl=False; else it may be hung or far away"
+    return _failed(Unavailable({address: what}, advice), cause, sent=sent, retry=True, met=met)
+
+
+def lost_connection(address: str, cause: BaseException | None, *, met: bool = True, tls: bool = False) -> StepFailed:
+    if isinstance(cause, hiredis.ReplyError):  # the last that it said, unasked
+        return refusal(cause, address)
+    if _wants_certificate(cause):
+        return _failed(
+            Unavailable({address: _WANTS_CERTIFICATE[0]}, _WANTS_CERTIFICATE[1]), cause, sent=True, retry=False
+        )
+    what, advice = "the connection was lost", "Is the server still running?"
+    if isinstance(cause, hiredis.ProtocolError):
+        what = "it sent something that is no reply of Redis"
+        advice = "Check host and port, and whether it expects TLS (rediss://)"
+    elif isinstance(cause, TimeoutError):
+        what, advice = (
+            "it did not answer in time on this connection",
+            "It may be hung or far away; see timeout= of connect",
+        )
+    elif not met:
+        what = "the connection was lost without an answer"
+        advice = (
+            "Check the port, and whether it wants a client certificate (ssl_certfile= and ssl_keyfile=)"
+            if tls
+            else "Check the port, and whether it expects TLS (rediss://)"
+        )
+    return _failed(Unavailable({address: what}, advice), cause, sent=True, retry=True, prompt=True, met=met)
 
 
 def client_closed(address: str) -> StepFailed:
@@ -140,24 +223,21 @@ def client_closed(address: str) -> StepFailed:
     return _failed(error, None, sent=False, retry=False)
 
 
-def connect_failure(cause: BaseException, address: str, timeout: float) -> StepFailed:
+def connect_failure(cause: Exception, address: str, timeout: float, *, tls: bool = False) -> StepFailed:
     """No connection came about, so nothing was sent."""
     if isinstance(cause, StepFailed):
         return cause
-    if isinstance(cause, HoldfastError):  # the embedded server could not be started
+    if isinstance(cause, HoldfastError):  # the embedded server could not be started, or a certificate is missing
         return _failed(cause, cause.__cause__, sent=False, retry=True)
-    for root in (cause.__cause__, cause.__context__):
-        if root is not None:
-            clear_frames(root.__traceback__)  # redis-py keeps it in a variable of a frame that it went through
     text = str(cause)
     if isinstance(cause, (redis.exceptions.TimeoutError, TimeoutError)):
-        return silence(address, timeout, cause, sent=False)
+        return silence(address, timeout, cause, sent=False, tls=tls)
     if isinstance(cause, redis.exceptions.AuthenticationError | redis.exceptions.AuthorizationError) or any(
         code in text for code in ("WRONGPASS", "NOAUTH", "invalid password", "invalid username-password")
     ):
         what, advice = _LASTING["NOAUTH" if "NOAUTH" in text or "Authentication required" in text else "WRONGPASS"]
         return _failed(Unavailable({address: what}, advice), cause, sent=False, retry=False)
-    if isinstance(cause, redis.exceptions.ResponseError):
+    if isinstance(cause, redis.exceptions.ResponseError) or _code_of(text) == "MAXCLIENTS":
         if "DB index" in text or "invalid DB" in text:
             error = Unavailable({address: "it has no such database"}, "Check the number after the host, such as /0")
             return _failed(error, cause, sent=False, retry=False)
@@ -166,7 +246,17 @@ def connect_failure(cause: BaseException, address: str, timeout: float) -> StepF
     return _failed(Unavailable({address: what}, advice), cause, sent=False, retry=True)
 
 
-def _why_no_connection(cause: BaseException, text: str) -> tuple[str, str]:
+_WANTS_CERTIFICATE: Final = (
+    "it wants a client certificate",
+    "Give ssl_certfile= and ssl_keyfile=, in the URL or the client",
+)
+
+
+def _wants_certificate(error: BaseException | None) -> bool:
+    return isinstance(error, ssl.SSLError) and "certificate required" in str(error)
+
+
+def _why_no_connection(cause: Exception, text: str) -> tuple[str, str]:
     roots = [cause, cause.__cause__, cause.__context__]
     if any(isinstance(root, socket.gaierror) for root in roots):
         return "its name cannot be resolved", "Check the host in the URL"
@@ -177,13 +267,22 @@ def _why_no_connection(cause: BaseException, text: str) -> tuple[str, str]:
         )
     if any(isinstance(root, FileNotFoundError) for root in roots) or "No such file" in text:
         return "there is no such socket", "Start a server there, or check the path"
-    if any(type(root).__module__ == "ssl" for root in roots) or "SSL" in text or "certificate" in text.lower():
+    if any(map(_wants_certificate, roots)):
+        return _WANTS_CERTIFICATE
+    if any(isinstance(root, ssl.SSLCertVerificationError) for root in roots):
+        return (
+            "its TLS certificate is not trusted",
+            "Name the certificate of its authority (ssl_ca_certs=), and the host as the certificate does",
+        )
+    if any(isinstance(root, ssl.SSLError) for root in roots) or "SSL" in text or "certificate" in text.lower():
         return (
             "the TLS handshake failed",
-            "Check rediss:// against redis://, and the certificates (ssl_ca_certs=)",
+            "If its port is a plain one, use redis:// in the URL; else check the certificates (ssl_ca_certs=)",
         )
     if "Permission denied" in text:
         return "permission to connect was denied", "Check the permissions of the socket"
+    if any(isinstance(root, ConnectionResetError) for root in roots):
+        return "it closed the connection", "Check the port, and whether it expects TLS (rediss://)"
     return (
         f"no connection came about ({type(cause).__name__})",
         "Check host and port, and that the server runs",
@@ -210,5 +309,22 @@ def _failed(
     met: bool = True,
 ) -> StepFailed:
     failed = StepFailed(error, sent=sent, retry=retry, prompt=prompt, met=met)
-    failed.__cause__ = cause
+    failed.__cause__ = _root_of(cause)
     return failed
+
+
+_TRANSPORT: Final = (OSError, redis.exceptions.RedisError, hiredis.HiredisError)
+
+
+def _root_of(cause: BaseException | None) -> BaseException | None:
+    """What went wrong first, without the frames of redis-py and of ours that it went through.
+
+    Others are left as they are, such as what a credential provider of the user's has raised.
+    """
+    while isinstance(cause, _TRANSPORT):
+        cause.__traceback__ = None  # also because redis-py keeps it in a variable of such a frame
+        deeper = cause.__cause__ or cause.__context__
+        if not isinstance(deeper, Exception):
+            break
+        cause = deeper
+    return cause
