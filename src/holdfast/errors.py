@@ -149,15 +149,22 @@ class NotHeld(HoldfastError, RuntimeError):
 
 
 class OverRelease(NotHeld, ValueError):
-    """A release of a semaphore of which no permit is held through that object."""
+    """A release of more permits of a semaphore than are held through that object. None was released."""
 
-    def __init__(self, name: str, reason: str = "") -> None:
+    def __init__(self, name: str, reason: str = "", *, held: int = 0, released: int = 1) -> None:
         super().__init__(name, reason)
+        self.held = held
+        self.released = released
 
     def _message(self) -> str:
         if self.reason:
             return f"the permit of {self.name!r} {self.reason}"
-        return f"no permit of {self.name!r} is held through this object: release each one once, and no more"
+        if not self.held:
+            return f"no permit of {self.name!r} is held through this object: release each one once, and no more"
+        return (
+            f"{self.released} permits of {self.name!r} cannot be released, for this object holds {self.held}: release "
+            "each one once, and no more"
+        )
 
 
 class ComputeFailed(HoldfastError):

@@ -325,6 +325,11 @@ class BaseLease:
         hold = self._hold
         return max(0.0, hold.deadline - self._driver.now()) if hold.phase is HELD else 0.0
 
+    @property
+    def reason(self) -> str:
+        """Why it was lost; empty as long as it is not."""
+        return self._hold.reason or self._hold.why_lost(self._driver.now())
+
     def check(self) -> None:
         """Raise LeaseLost unless it is still held (NotHeld if it was released)."""
         hold = self._hold
@@ -351,6 +356,8 @@ class BaseLease:
             if hold.phase is not ENDED and hold.mine and self._driver.book.leave(hold):
                 hold.phase = ENDED
                 hold.gate.leave(hold)
+                if self._driver.book.closed:  # its client was closed, and has given it back
+                    return
                 warnings.warn(
                     f"a lease on {hold.name!r} was dropped without release(): it is not renewed any more",
                     ResourceWarning,

@@ -71,6 +71,10 @@ class BaseLost:
     def is_set(self) -> bool:
         return bool(self._hold.why_lost(self._driver.now()))
 
+    def __repr__(self) -> str:
+        state = f"set: {self._hold.why_lost(self._driver.now())}" if self.is_set() else "unset"
+        return f"<{type(self).__module__}.Lost of {self._hold.name!r} [{state}]>"
+
 
 class BaseLock(Generic[L]):
     """One lock, asked for on given terms."""

@@ -224,12 +224,11 @@ def release(hold: Hold, now: float) -> Effects[None]:
     except STOPPED:
         yield from settle(hold)
         raise
-    if lost:
-        raise LeaseLost(hold.name, hold.fence, lost)
-    if freed == 1:
+    if not lost and freed == 1:
         return
-    if certain:
-        raise LeaseLost(hold.name, hold.fence, LOST_BY[freed])
+    if lost or certain:
+        hold.reason = lost or LOST_BY[freed]
+        raise LeaseLost(hold.name, hold.fence, hold.reason)
     now = yield from clock()
     if now >= hold.deadline:
         raise OutcomeUnknown(
