@@ -117,7 +117,7 @@ def test_the_signatures_of_the_cache_are_the_promised_ones() -> None:
         assert set(parameters) - set(options) <= {"self", "key", "fn"}
     exclusive = inspect.signature(holdfast.Client.exclusive).parameters
     lock = inspect.signature(holdfast.Client.lock).parameters
-    own = {"wait": 0.0, "busy": "raise", "default": None}
+    own = {"wait": 0.0, "busy": "raise", "default": holdfast.SKIPPED}
     assert {name: exclusive[name].default for name in own} == own
     for name in set(lock) - {"self", "names", "wait"}:
         assert exclusive[name].default == lock[name].default, f"exclusive passes {name} on to lock"

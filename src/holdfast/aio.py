@@ -21,7 +21,17 @@ from typing import (
     overload,
 )
 
-from holdfast.decorated import BaseCached, CacheOptions, exclusive_wait, finished, refuse_bare, refuse_result
+from holdfast.decorated import (
+    SKIPPED,
+    BaseCached,
+    CacheOptions,
+    Skipped,
+    exclusive_wait,
+    finished,
+    holding,
+    refuse_bare,
+    refuse_result,
+)
 from holdfast.drivers.aio import Driver
 from holdfast.engines.target import aim
 from holdfast.errors import AcquireTimeout
@@ -553,7 +563,7 @@ class Client(BaseClient):
     ) -> _Excluding[Never]: ...
 
     @overload
-    def exclusive(self, name: str, *, busy: Literal["skip"], **options: Unpack[Options]) -> _Excluding[None]: ...
+    def exclusive(self, name: str, *, busy: Literal["skip"], **options: Unpack[Options]) -> _Excluding[Skipped]: ...
 
     @overload
     def exclusive(
@@ -566,7 +576,7 @@ class Client(BaseClient):
         *,
         wait: float | None = 0.0,
         busy: str = "raise",
-        default: Any = None,
+        default: Any = SKIPPED,
         ttl: float = 30.0,
         renew: bool = True,
         max_hold: float | None = None,
@@ -579,9 +589,9 @@ class Client(BaseClient):
         The name may depend on arguments: calls with different names run side by side.
 
         wait: seconds to wait for the turn before it counts as busy (None: for ever).
-        busy: what then: "raise" AcquireTimeout, or "skip" the call and return ``default``. With "wait" it waits for
-            ever, or, if ``wait`` is given, raises AcquireTimeout after that.
-        The other options are those of ``lock``.
+        busy: what then: "raise" AcquireTimeout, or "skip" the call and return ``default`` (holdfast.SKIPPED, which is
+            false). With "wait" it waits for ever, or, if ``wait`` is given, raises AcquireTimeout after that.
+        The other options are those of ``lock``. Within the function, ``holdfast.current_lease()`` is its lease.
         """
         refuse_bare(name, "exclusive")
         patience = exclusive_wait(wait, busy, default)
@@ -597,10 +607,12 @@ class Client(BaseClient):
                 lock = Lock(self._driver, keys, terms, Lease)
                 entered = False
                 try:
-                    async with lock:
+                    async with lock as lease:
                         entered = True
-                        result = function(*args, **kwargs)
-                        return finished(await result if inspect.isawaitable(result) else result, f"exclusive({name!r})")
+                        with holding(lease):
+                            result = function(*args, **kwargs)
+                            result = await result if inspect.isawaitable(result) else result
+                        return finished(result, f"exclusive({name!r})")
                 except AcquireTimeout:
                     if entered or busy != "skip":  # entered: it is that of another lock, within the function
                         raise

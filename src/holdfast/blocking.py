@@ -8,7 +8,16 @@ from functools import update_wrapper
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, Never, ParamSpec, TypeVar, Unpack, overload
 
-from holdfast.decorated import BaseCached, exclusive_wait, finished, refuse_bare, refuse_result
+from holdfast.decorated import (
+    SKIPPED,
+    BaseCached,
+    Skipped,
+    exclusive_wait,
+    finished,
+    holding,
+    refuse_bare,
+    refuse_result,
+)
 from holdfast.drivers.blocking import Driver
 from holdfast.engines.target import aim
 from holdfast.errors import AcquireTimeout
@@ -499,7 +508,7 @@ class Client(BaseClient):
     @overload
     def exclusive(
         self, name: str, *, busy: Literal["skip"], **options: Unpack[Options]
-    ) -> Callable[[Callable[P, R]], Callable[P, R | None]]: ...
+    ) -> Callable[[Callable[P, R]], Callable[P, R | Skipped]]: ...
 
     @overload
     def exclusive(
@@ -512,7 +521,7 @@ class Client(BaseClient):
         *,
         wait: float | None = 0.0,
         busy: str = "raise",
-        default: Any = None,
+        default: Any = SKIPPED,
         ttl: float = 30.0,
         renew: bool = True,
         max_hold: float | None = None,
@@ -525,9 +534,9 @@ class Client(BaseClient):
         The name may depend on arguments: calls with different names run side by side.
 
         wait: seconds to wait for the turn before it counts as busy (None: for ever).
-        busy: what then: "raise" AcquireTimeout, or "skip" the call and return ``default``. With "wait" it waits for
-            ever, or, if ``wait`` is given, raises AcquireTimeout after that.
-        The other options are those of ``lock``.
+        busy: what then: "raise" AcquireTimeout, or "skip" the call and return ``default`` (holdfast.SKIPPED, which is
+            false). With "wait" it waits for ever, or, if ``wait`` is given, raises AcquireTimeout after that.
+        The other options are those of ``lock``. Within the function, ``holdfast.current_lease()`` is its lease.
         """
         refuse_bare(name, "exclusive")
         patience = exclusive_wait(wait, busy, default)
@@ -543,7 +552,7 @@ class Client(BaseClient):
                 lock = Lock(self._driver, keys, terms, Lease)
                 entered = False
                 try:
-                    with lock:
+                    with lock as lease, holding(lease):
                         entered = True
                         return finished(function(*args, **kwargs), f"exclusive({name!r})")
                 except AcquireTimeout:
