@@ -17,7 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from weakref import ref
 
-from holdfast.errors import HoldfastError, LeaseLost, NotHeld
+from holdfast.errors import HoldfastError, LeaseLost, NotHeld, rounded
 from holdfast.names import Keys
 
 if TYPE_CHECKING:
@@ -102,6 +102,7 @@ class Hold:
     kind: Kind | None = None  # whose steps it takes, if not the mutex's
     species = "lock"  # what it is a hold on,
     wanted = ""  # and how much of it, where that is not all: so says a ticket for it
+    owner: Hashable = None  # the thread or task that has acquired it
     unheld: type[NotHeld] = NotHeld  # what is raised when it is given back once too often
     # While it waits.
     bell: Bell | None = None
@@ -273,10 +274,10 @@ class Hold:
     def why_over(self) -> str:
         """What it means that the deadline has passed."""
         if self.deadline >= self.ends:
-            return f"it was held for its max_hold of {self.terms.max_hold:g} s"
+            return f"it was held for its max_hold of {rounded(self.terms.max_hold or 0.0)} s"
         if not self.terms.renew:
-            return f"its ttl of {self.terms.ttl:g} s ran out, and it is not renewed (renew=False)"
-        return f"its ttl of {self.terms.ttl:g} s ran out before it could be renewed"
+            return f"its ttl of {rounded(self.terms.ttl)} s ran out, and it is not renewed (renew=False)"
+        return f"its ttl of {rounded(self.terms.ttl)} s ran out before it could be renewed"
 
 
 def _tell(lease: ref[BaseLease], on_lost: Callable[[Any], object]) -> object:

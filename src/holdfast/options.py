@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, Final, Generic, TypedDict, TypeVar
 
-from holdfast.errors import InvalidConfig
+from holdfast.errors import InvalidConfig, rounded
 from holdfast.lease import Terms
 
 __all__ = ["LockOptions", "Options", "client_terms", "patience", "seconds", "terms_of", "whole"]
@@ -42,7 +42,7 @@ def seconds(what: str, value: Any, *, least: float = 0.0, most: float = LONGEST)
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise InvalidConfig(f"{what}={_shown(value)}", "give a number of seconds")
     if not least <= value <= most:  # NaN compares false
-        limit = f"at most {most:g}" if value > most else f"at least {least:g}"
+        limit = f"at most {rounded(most)}" if value > most else f"at least {rounded(least)}"
         raise InvalidConfig(f"{what}={_shown(value)}", f"give {limit} seconds")
     return float(value)
 

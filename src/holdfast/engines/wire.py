@@ -17,7 +17,7 @@ from typing import Any, Final
 import hiredis
 import redis.exceptions
 
-from holdfast.errors import HoldfastError, Unavailable, Unsupported
+from holdfast.errors import HoldfastError, Unavailable, Unsupported, rounded
 from holdfast.lua import SCRIPTS
 from holdfast.protocol.effects import Command, Step, StepFailed
 
@@ -124,7 +124,7 @@ def refusal(reply: Exception, address: str) -> StepFailed:
 
 def silence(address: str, timeout: float, cause: BaseException | None, *, sent: bool, met: bool = True) -> StepFailed:
     error = Unavailable(
-        {address: f"it did not answer within {timeout:.3g} s"},
+        {address: f"it did not answer within {rounded(timeout)} s"},
         "It may be hung or far away; see timeout= of connect",
     )
     return _failed(error, cause, sent=sent, retry=True, met=met)

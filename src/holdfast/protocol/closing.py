@@ -19,6 +19,7 @@ from holdfast.lease import Hold
 from holdfast.protocol import mutex
 from holdfast.protocol.effects import Effects, StepFailed, call_each, clock, tell
 from holdfast.protocol.keepalive import BATCH, CLOSED, Book
+from holdfast.protocol.retry import SHORTEST_CALL
 
 __all__ = ["give_back", "lose_all"]
 
@@ -41,7 +42,7 @@ def give_back(holds: list[Hold], until: float) -> Effects[None]:
     for start in range(0, len(holds), BATCH):
         left = holds[start : start + BATCH]
         for _ in range(2):
-            timeout = max(mutex.SHORTEST_CALL, until - (yield from clock()))
+            timeout = max(SHORTEST_CALL, until - (yield from clock()))
             replies = yield from call_each([mutex.abandon_step(hold) for hold in left], timeout)
             failed = [reply for reply in replies if isinstance(reply, StepFailed)]
             left = [hold for hold, reply in zip(left, replies, strict=True) if isinstance(reply, StepFailed)]

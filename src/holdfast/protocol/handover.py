@@ -182,7 +182,7 @@ def adopt(lock: BaseLock[L], offer: Offer) -> Effects[L]:
         lock._begin_life()
     hold = lock._new_hold()
     _refuse_another(hold, offer)
-    hold.wanted = offer.wanted
+    hold.wanted, hold.owner = offer.wanted, me
     hold.terms = terms = replace(hold.terms, cohort=0)
     hold.seat = hold.gate = gate = Gate()
     gate.cohorts = driver.cohorts

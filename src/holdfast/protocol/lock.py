@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Any, Final, Generic, Protocol, TypeVar
 
-from holdfast.errors import AcquireTimeout, HoldfastError, LeaseLost, NotHeld, Unavailable
+from holdfast.errors import AcquireTimeout, HoldfastError, LeaseLost, NotHeld, Unavailable, rounded
 from holdfast.holder import holder_of
 from holdfast.lease import ENDED, TRYING, BaseLease, Hold, Terms
 from holdfast.names import Keys
@@ -44,6 +44,7 @@ __all__ = ["BaseLock", "BaseLost", "Driver", "extend_lease", "release_lease", "w
 L = TypeVar("L", bound=BaseLease)
 
 _NEVER: Final = float("inf")
+COME_BACK: Final = "Wait longer (wait=), or catch AcquireTimeout and come back later"
 
 
 class Driver(Protocol):
@@ -126,7 +127,7 @@ class BaseLock(Generic[L]):
 
     def _obtain(self, patience: float | None) -> Effects[L]:
         """A lease; AcquireTimeout if another holder has it, or others are before us; Unavailable without an answer."""
-        started = yield from clock()
+        started, me = (yield from clock()), (yield from caller())
         until = _NEVER if patience is None else started + patience
         # One that does not wait for the lock still waits for an answer.
         answer_by = until if patience != 0.0 else started + self._terms.timeout
@@ -138,6 +139,7 @@ class BaseLock(Generic[L]):
         cohorts = driver.cohorts
         while True:
             hold = self._new_hold()
+            hold.owner = me
             try:
                 if not cohorts.sit_down(hold) and (patience != 0.0 or not cohorts.sit_apart(hold)):
                     now = yield from cohorts.stand_in_line(hold, until)
@@ -177,7 +179,7 @@ class BaseLock(Generic[L]):
         if outcome is None and active is not None and active.phase is TRYING:
             outcome = active.outcome
             if outcome is None and waited >= SHORTEST_CALL:
-                silence = {self._driver.address: f"it did not answer within {waited:.2g} s"}
+                silence = {self._driver.address: f"it did not answer within {rounded(waited)} s"}
                 outcome = Unavailable(silence, "It may be hung or far away; see timeout= of connect")
         if isinstance(outcome, Unavailable):
             return Unavailable(outcome.causes, outcome.advice, f"lock {self.name!r}")
@@ -242,20 +244,21 @@ class BaseLock(Generic[L]):
             raise
         return lease
 
-    def _held_here(self, now: float) -> set[str]:
-        """The keys, of those asked for, that somebody has through this client: alone, or with others at once."""
-        held = (main for hold in list(self._driver.book.holds) if hold.valid(now) for main in hold.mains)
-        return set(self._mains()).intersection(held)
+    def _held_here(self, now: float) -> dict[str, Hashable]:
+        """The keys, of those asked for, that are held through this client, each with the thread or task that has it."""
+        holds = [
+            *self._driver.book.holds,
+            *([] if self._lease is None else [self._lease._hold]),
+        ]  # a recipe's is not there
+        held = {main: hold.owner for hold in holds if hold.valid(now) for main in hold.mains}
+        return {main: held[main] for main in self._mains() if main in held}
 
     def _why_not(self, now: float, me: Hashable) -> str:
-        """Why that caller could not have it; empty if somebody else has it."""
-        if self._lease is None or self._lease._hold.phase is ENDED:
-            if not self._held_here(now):
-                return ""
-            return "another Lock object of this client holds it. Nested by mistake? Pass the lease down instead"
-        if self._lease._hold.why_lost(now):
+        """Why that caller could not have it; empty if no thread or task of this client has it."""
+        if self._lease is not None and self._lease._hold.why_lost(now):
             return "the last lease of this Lock object was lost. Call its release(), which says so, and start again"
-        return "this very Lock object holds it, and it is not reentrant. Nested by mistake? Give each holder its own"
+        held = self._held_here(now)
+        return held_by(me, next(iter(held.values()))) if held else ""
 
     def _leave(self, error: BaseException | None) -> Effects[None] | None:
         """Leave ``with``: what is to be run for that, or None if it was done at once.
@@ -332,6 +335,12 @@ class BaseLock(Generic[L]):
     def __repr__(self) -> str:
         state = "locked" if self._gate else "unlocked"
         return f"<{state} {type(self).__module__}.Lock object {self.name!r} at {id(self):#x}>"
+
+
+def held_by(me: Hashable, owner: Hashable, what: str = "it") -> str:
+    if me == owner:
+        return f"this thread or task holds {what}. Nested by mistake? Pass the lease down, or use client.rlock"
+    return f"another thread or task of this process holds {what}. {COME_BACK}"
 
 
 def release_lease(lease: BaseLease, struck: BaseException | None = None) -> Effects[None]:

@@ -30,11 +30,11 @@ from collections.abc import Hashable
 from typing import Any, Final, TypeVar
 
 from holdfast.errors import InvalidName
-from holdfast.lease import ENDED, BaseLease, Hold, Terms, Word
+from holdfast.lease import BaseLease, Hold, Terms, Word
 from holdfast.names import Keys
 from holdfast.protocol.cohort import Gate
 from holdfast.protocol.effects import Step
-from holdfast.protocol.lock import BaseLock
+from holdfast.protocol.lock import BaseLock, held_by
 
 __all__ = ["MOST_NAMES", "BaseMultiLock", "MultiHold", "together"]
 
@@ -148,10 +148,11 @@ class BaseMultiLock(BaseLock[L]):
         return tuple(keys.main for keys in self._each)
 
     def _why_not(self, now: float, me: Hashable) -> str:
-        if self._lease is None or self._lease._hold.phase is ENDED:
-            held = self._held_here(now)
-            for keys in self._each:
-                if keys.main in held:
-                    return f"another Lock object of this client holds {keys.name!r}. Nested? Ask for all at once"
-            return ""
-        return super()._why_not(now, me)
+        if self._lease is not None and self._lease._hold.why_lost(now):
+            return super()._why_not(now, me)
+        held = self._held_here(now)
+        names = {owner: keys.name for keys in self._each if (owner := held.get(keys.main)) is not None}
+        for owner in (me, *names):  # above all, whether it is the caller itself
+            if owner in names:
+                return held_by(me, owner, repr(names[owner]))
+        return ""

@@ -29,7 +29,7 @@ from holdfast.lease import ENDED, BaseLease, Hold, Terms
 from holdfast.names import Keys
 from holdfast.protocol.effects import STOPPED, Effects, attach, caller, clock, detach
 from holdfast.protocol.handover import Ticket, hand_over
-from holdfast.protocol.lock import BaseLock, release_lease
+from holdfast.protocol.lock import COME_BACK, BaseLock, release_lease
 
 __all__ = ["BaseRLock", "Owned", "ReentrantLease", "hand_over_level", "release_level"]
 
@@ -39,9 +39,12 @@ ANOTHERS: Final = (
     "before Python 3.12 asyncio.wait_for, take it in a task of their own: use acquire(timeout=...))"
 )
 
+HELD_BY_A_LOCK: Final = (
+    "this thread or task holds it through a Lock object, which is not reentrant. Nested by mistake? Use client.rlock "
+    "for both"
+)
 HELD_HERE: Final = (
-    "another thread or task of this client holds it (asyncio.gather begins tasks of its own), or a Lock object, which "
-    "is not reentrant. Nested by mistake? Pass the lease down instead"
+    f"another thread or task of this process holds it (asyncio.gather starts tasks of its own). {COME_BACK}"
 )
 
 
@@ -133,7 +136,10 @@ class BaseRLock(BaseLock[L]):
     def _why_not(self, now: float, me: Hashable) -> str:
         if self._lease is not None and self._lease._hold.why_lost(now):
             return "the last lease of this RLock object was lost. Its owner has to call release(), which says so"
-        return HELD_HERE if self._held_here(now) else ""
+        held = self._held_here(now)
+        if not held:
+            return ""
+        return HELD_BY_A_LOCK if me in held.values() else HELD_HERE
 
     def _leave(self, error: BaseException | None) -> Effects[None] | None:
         if len(self._entered) == 1 and self._entered[0][1]._depth == 1:
