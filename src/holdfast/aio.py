@@ -750,8 +750,8 @@ class Client(BaseClient):
         """Go on with a hold that another process has handed over: a lease with a token and a fence of its own.
 
         It is a lease of what was handed over: of a semaphore a Permit, with the same slot; of several names one with
-        the fence of each. NotAcquired if the ticket was adopted before, or its time ran out. The options are those of
-        ``lock``.
+        the fence of each; of an rlock one that the caller may take again. NotAcquired if the ticket was adopted before,
+        or its time ran out. The options are those of ``lock``.
         """
         offer, lock = self._read(ticket, (ttl, None, renew, max_hold, on_lost, label, 0))
         lease: Lease = await self._driver.run(adopt(lock, offer))

@@ -182,7 +182,8 @@ class BaseClient:
         if offer.species == "rwlock":
             sides = self.rwlock(*offer.names, **options)
             return offer, sides.read if offer.wanted == ANY else sides.write
-        return offer, self.lock(*offer.names, **options)
+        kind = self.rlock if offer.species == "rlock" else self.lock
+        return offer, kind(*offer.names, **options)
 
     def _ask_room(self, name: str, asked: tuple[Any, ...]) -> tuple[Keys, Terms]:
         """The same for a kind of lock that is not passed on within a process."""

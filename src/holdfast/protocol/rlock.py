@@ -73,6 +73,17 @@ class BaseRLock(BaseLock[L]):
         self._owned = owned
         super().__init__(driver, keys, terms, lease_class)
 
+    def _new_hold(self) -> Hold:
+        hold = super()._new_hold()
+        hold.species = "rlock"
+        return hold
+
+    def _note(self, lease: L, me: Hashable) -> None:
+        """It is this caller's from now on, which may take it again."""
+        super()._note(lease, me)
+        lease._owner = me
+        self._owned[self._keys.main, me] = lease
+
     def _find(self, me: Hashable) -> L | None:
         """What this owner has, through whichever object; it may be lost."""
         lease: L | None = self._owned.get((self._keys.main, me))
@@ -98,8 +109,7 @@ class BaseRLock(BaseLock[L]):
         """Take it for the first time."""
         lease = yield from super()._obtain(patience)
         try:
-            lease._owner = me
-            self._owned[self._keys.main, me] = lease
+            self._note(lease, me)
             return lease
         except STOPPED:  # a signal handler struck here: nobody will have it
             yield from release_lease(lease)
