@@ -52,7 +52,9 @@ __all__ = [
 
 def rounded(seconds: float) -> str:
     """A time as people write it: 0.5 rather than 0.5000001, 86400 rather than 8.64e+04."""
-    return f"{seconds:.3g}" if seconds < 999.5 else f"{seconds:.0f}"
+    if seconds >= 999.5:
+        return f"{seconds:.0f}"
+    return f"{seconds:.3g}" if seconds >= 0.01 else f"{seconds:.1g}"
 
 
 class HoldfastError(Exception):

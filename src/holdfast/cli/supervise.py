@@ -327,6 +327,7 @@ class Run:
         lease = self._lease
         if self._doom is not None and self._doom.silent and lease.remaining() < self._margins.notice:
             warnings.simplefilter("ignore", ResourceWarning)  # it is dropped on purpose: it ends by itself
+            del lease, self._lease, self._lock  # else close() would wait for the silent server to take it back
             return False
         try:
             lease.release()
