@@ -54,6 +54,33 @@ def test_closing_gives_everything_back_in_one_batch(connect: Any, url: str, admi
     assert {lease.reason for lease in leases} == {"its client was closed"}
 
 
+@pytest.mark.parametrize("on_lost", ["cancel", "nonsense", 5])
+def test_on_lost_of_a_client_is_checked_as_that_of_a_lock(on_lost: Any) -> None:
+    for refused in (holdfast.connect, holdfast.aio.connect):
+        if on_lost == "cancel" and refused is holdfast.aio.connect:
+            assert refused("redis://127.0.0.1:1", on_lost=on_lost)
+            continue
+        with pytest.raises(holdfast.InvalidConfig, match="on_lost="):
+            refused("redis://127.0.0.1:1", on_lost=on_lost)
+
+
+@asyncio_test
+async def test_on_lost_of_a_client_may_cancel_what_acquire_has_obtained(url: str, admin: redis.Redis) -> None:
+    async with holdfast.aio.connect(url, on_lost="cancel") as client:
+
+        async def work() -> None:
+            lease = await client.lock("x").acquire()
+            admin.delete("x")
+            try:
+                await asyncio.sleep(60)
+            finally:
+                with pytest.raises(holdfast.LeaseLost):
+                    await lease.release()
+
+        with took(less_than=20.0), pytest.raises(asyncio.CancelledError):
+            await asyncio.create_task(work())
+
+
 def test_on_lost_may_close_the_client(url: str, admin: redis.Redis) -> None:
     """It runs in the very thread that closing waits for."""
     closed = threading.Event()
