@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import holdfast
-from tests.conformance.test_lock import KINDS, kind_of_lock
+from tests.conformance.test_wait import KINDS, kind_of_lock
 
 
 @pytest.mark.parametrize("kind", KINDS)

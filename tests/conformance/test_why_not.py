@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import pytest
@@ -64,5 +65,23 @@ def test_an_object_that_is_shared_is_not_nested_either(play: Any) -> None:
         async with lock:
             said = await api.spawn(lambda: refusal_of(lock)).join()
         assert "another thread or task of this process holds it" in said
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("kind", ["lock", "several", "rlock"])
+def test_the_task_that_has_acquired_it_may_be_gone(play: Any, kind: str) -> None:
+    async def scenario(api: Any) -> None:
+        client = api.client()
+        leases: list[Any] = []
+
+        async def take() -> None:
+            leases.append(await client.lock("a").acquire())
+
+        await api.spawn(take).join()
+        gc.collect()
+        said = await refusal_of(ASK[kind](client, wait=0.05))
+        assert "another thread or task of this process holds" in said
+        await leases[0].release()
 
     play(scenario)

@@ -39,7 +39,7 @@ from holdfast.names import MAX_NAME_BYTES
 from holdfast.protocol import mutex
 from holdfast.protocol.cohort import Gate
 from holdfast.protocol.effects import STOPPED, Effects, Step, StepFailed, attach, caller, clock, new_token
-from holdfast.protocol.lock import BaseLock, Driver
+from holdfast.protocol.lock import BaseLock, Driver, weakly
 from holdfast.protocol.replies import NotAdopted
 from holdfast.protocol.retry import outage, until_answered
 
@@ -184,7 +184,7 @@ def adopt(lock: BaseLock[L], offer: Offer) -> Effects[L]:
         lock._begin_life()
     hold = lock._new_hold()
     _refuse_another(hold, offer)
-    hold.wanted, hold.owner = offer.wanted, me
+    hold.wanted, hold.caller = offer.wanted, weakly(me)
     hold.terms = terms = replace(hold.terms, cohort=0)
     hold.seat = hold.gate = gate = Gate()
     gate.cohorts = driver.cohorts

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from typing import Any, Final, Generic, Protocol, TypeVar
+from weakref import ref
 
 from holdfast.errors import AcquireTimeout, HoldfastError, LeaseLost, NotHeld, Unavailable, rounded
 from holdfast.holder import holder_of
@@ -39,7 +40,17 @@ from holdfast.protocol.keepalive import Book
 from holdfast.protocol.replies import FREED, Refused
 from holdfast.protocol.retry import SHORTEST_CALL, outage, until_answered
 
-__all__ = ["BaseLock", "BaseLost", "Driver", "extend_lease", "release_lease", "wait_until_lost"]
+__all__ = [
+    "COME_BACK",
+    "BaseLock",
+    "BaseLost",
+    "Driver",
+    "extend_lease",
+    "held_by",
+    "release_lease",
+    "wait_until_lost",
+    "weakly",
+]
 
 L = TypeVar("L", bound=BaseLease)
 
@@ -127,7 +138,7 @@ class BaseLock(Generic[L]):
 
     def _obtain(self, patience: float | None) -> Effects[L]:
         """A lease; AcquireTimeout if another holder has it, or others are before us; Unavailable without an answer."""
-        started, me = (yield from clock()), (yield from caller())
+        started, me = (yield from clock()), weakly((yield from caller()))
         until = _NEVER if patience is None else started + patience
         # One that does not wait for the lock still waits for an answer.
         answer_by = until if patience != 0.0 else started + self._terms.timeout
@@ -139,7 +150,7 @@ class BaseLock(Generic[L]):
         cohorts = driver.cohorts
         while True:
             hold = self._new_hold()
-            hold.owner = me
+            hold.caller = me
             try:
                 if not cohorts.sit_down(hold) and (patience != 0.0 or not cohorts.sit_apart(hold)):
                     now = yield from cohorts.stand_in_line(hold, until)
@@ -250,7 +261,7 @@ class BaseLock(Generic[L]):
             *self._driver.book.holds,
             *([] if self._lease is None else [self._lease._hold]),
         ]  # a recipe's is not there
-        held = {main: hold.owner for hold in holds if hold.valid(now) for main in hold.mains}
+        held = {main: hold.caller for hold in holds if hold.valid(now) for main in hold.mains}
         return {main: held[main] for main in self._mains() if main in held}
 
     def _why_not(self, now: float, me: Hashable) -> str:
@@ -258,7 +269,7 @@ class BaseLock(Generic[L]):
         if self._lease is not None and self._lease._hold.why_lost(now):
             return "the last lease of this Lock object was lost. Call its release(), which says so, and start again"
         held = self._held_here(now)
-        return held_by(me, next(iter(held.values()))) if held else ""
+        return held_by(weakly(me), next(iter(held.values()))) if held else ""
 
     def _leave(self, error: BaseException | None) -> Effects[None] | None:
         """Leave ``with``: what is to be run for that, or None if it was done at once.
@@ -337,8 +348,17 @@ class BaseLock(Generic[L]):
         return f"<{state} {type(self).__module__}.Lock object {self.name!r} at {id(self):#x}>"
 
 
-def held_by(me: Hashable, owner: Hashable, what: str = "it") -> str:
-    if me == owner:
+def weakly(caller: Hashable) -> Hashable:
+    """A weak reference to a task; a thread's number as it is."""
+    try:
+        return ref(caller)
+    except TypeError:
+        return caller
+
+
+def held_by(me: Hashable, holder: Hashable, what: str = "it") -> str:
+    """Why a caller could not have what that caller has."""
+    if me == holder:
         return f"this thread or task holds {what}. Nested by mistake? Pass the lease down, or use client.rlock"
     return f"another thread or task of this process holds {what}. {COME_BACK}"
 

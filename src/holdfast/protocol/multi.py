@@ -34,7 +34,7 @@ from holdfast.lease import BaseLease, Hold, Terms, Word
 from holdfast.names import Keys
 from holdfast.protocol.cohort import Gate
 from holdfast.protocol.effects import Step
-from holdfast.protocol.lock import BaseLock, held_by
+from holdfast.protocol.lock import BaseLock, held_by, weakly
 
 __all__ = ["MOST_NAMES", "BaseMultiLock", "MultiHold", "together"]
 
@@ -150,9 +150,9 @@ class BaseMultiLock(BaseLock[L]):
     def _why_not(self, now: float, me: Hashable) -> str:
         if self._lease is not None and self._lease._hold.why_lost(now):
             return super()._why_not(now, me)
-        held = self._held_here(now)
-        names = {owner: keys.name for keys in self._each if (owner := held.get(keys.main)) is not None}
-        for owner in (me, *names):  # above all, whether it is the caller itself
-            if owner in names:
-                return held_by(me, owner, repr(names[owner]))
-        return ""
+        me, held = weakly(me), self._held_here(now)
+        found = [(held[keys.main], keys.name) for keys in self._each if keys.main in held]
+        if not found:
+            return ""
+        holder, name = min(found, key=lambda one: one[0] != me)  # above all, whether it is the caller itself
+        return held_by(me, holder, repr(name))

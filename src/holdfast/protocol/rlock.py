@@ -29,7 +29,7 @@ from holdfast.lease import ENDED, BaseLease, Hold, Terms
 from holdfast.names import Keys
 from holdfast.protocol.effects import STOPPED, Effects, attach, caller, clock, detach
 from holdfast.protocol.handover import Ticket, hand_over
-from holdfast.protocol.lock import COME_BACK, BaseLock, release_lease
+from holdfast.protocol.lock import COME_BACK, BaseLock, release_lease, weakly
 
 __all__ = ["BaseRLock", "Owned", "ReentrantLease", "hand_over_level", "release_level"]
 
@@ -149,7 +149,7 @@ class BaseRLock(BaseLock[L]):
         held = self._held_here(now)
         if not held:
             return ""
-        return HELD_BY_A_LOCK if me in held.values() else HELD_HERE
+        return HELD_BY_A_LOCK if weakly(me) in held.values() else HELD_HERE
 
     def _leave(self, error: BaseException | None) -> Effects[None] | None:
         if len(self._entered) == 1 and self._entered[0][1]._depth == 1:

@@ -96,6 +96,7 @@ class RoomHold(SharedHold):
         self.room = room
         self.species = species
         self.wanted = wanted
+        self.owner: Hashable = None  # the thread or task that has acquired it
         self.among: object = None  # what else that one reads; kept alive from here
 
     @property

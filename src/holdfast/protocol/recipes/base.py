@@ -21,7 +21,7 @@ from holdfast.errors import AcquireTimeout, HoldfastError, LeaseLost, NotHeld, O
 from holdfast.lease import ENDED, BaseLease, Terms
 from holdfast.names import Keys
 from holdfast.protocol.effects import STOPPED, Effects, StepFailed, caller, clock, wait
-from holdfast.protocol.lock import BaseLock
+from holdfast.protocol.lock import BaseLock, weakly
 from holdfast.protocol.recipes.scheme import AGAIN, FORKED, LOST, WON, Outcome, Scheme, Turn, hang_up
 
 __all__ = ["BaseRecipe", "FencelessLease", "refuse_to_extend", "release_turn"]
@@ -72,7 +72,7 @@ class BaseRecipe(BaseLock[L]):
         if self._life != self._driver.life:
             self._begin_life()
         turn = Turn(self._keys, self._terms, self._gate, self._driver, self._scheme)
-        turn.owner = yield from caller()
+        turn.caller = weakly((yield from caller()))
         try:
             if not (yield from self._strive(turn, until)):
                 if self._trouble is not None:
