@@ -24,7 +24,7 @@ MAY_IMPORT = {
     "lease": {"errors", "names", "protocol"},  # protocol for the types of annotations only
     "options": {"errors", "lease"},
     "guard": {"errors", "lease", "lua", "names", "options"},
-    "decorated": {"errors", "protocol"},
+    "decorated": {"errors", "lease", "protocol"},
     "face": {"errors", "lease", "names", "options", "protocol"},
     "protocol": {"errors", "holder", "lease", "names"},
     "engines": {"errors", "lua", "protocol", "url"},
@@ -34,7 +34,7 @@ MAY_IMPORT = {
     "lab": {"engines", "errors", "lease", "lua", "names", "protocol"},  # engines for replays on a real server
     "__main__": {"cli"},
     "cli": {"aio", "blocking", "drivers", "errors", "guard", "lab", "options", "url", "__init__"},
-    "__init__": {"aio", "blocking", "errors", "guard"},  # aio and guard when they are first used
+    "__init__": {"aio", "blocking", "decorated", "errors", "guard"},  # aio and guard when they are first used
 }
 NEVER_IN_PROTOCOL = {"time", "threading", "asyncio", "random", "secrets", "socket", "redis", "os", "signal"}
 ONLY_IN_ENGINES_AND_DRIVERS = {"redis", "hiredis", "httpx", "pymemcache"}

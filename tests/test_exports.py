@@ -31,12 +31,14 @@ def test_the_names_are_these() -> None:
         "NotHeld",
         "OutcomeUnknown",
         "OverRelease",
+        "SKIPPED",
         "StaleFence",
         "Unavailable",
         "UnsafeRecipeWarning",
         "Unsupported",
         "WouldDeadlock",
         "connect",
+        "current_lease",
         "lock",
     ]
     assert len(holdfast.__all__) <= 25

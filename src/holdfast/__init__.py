@@ -13,6 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from holdfast.blocking import Client, Lease, Lock, connect, lock
+from holdfast.decorated import SKIPPED, current_lease
 from holdfast.errors import (
     AcquireTimeout,
     ComputeFailed,
@@ -34,6 +35,7 @@ from holdfast.errors import (
 )
 
 __all__ = [
+    "SKIPPED",
     "AcquireTimeout",
     "Client",
     "ComputeFailed",
@@ -55,6 +57,7 @@ __all__ = [
     "Unsupported",
     "WouldDeadlock",
     "connect",
+    "current_lease",
     "lock",
 ]
 

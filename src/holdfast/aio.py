@@ -21,13 +21,23 @@ from typing import (
     overload,
 )
 
-from holdfast.decorated import BaseCached, CacheOptions, exclusive_wait, finished, refuse_bare, refuse_result
+from holdfast.decorated import (
+    SKIPPED,
+    BaseCached,
+    CacheOptions,
+    Skipped,
+    exclusive_wait,
+    finished,
+    holding,
+    refuse_bare,
+    refuse_result,
+)
 from holdfast.drivers.aio import Driver
 from holdfast.engines.target import aim
 from holdfast.errors import AcquireTimeout
-from holdfast.face import FENCED, BaseClient, fenced_options
+from holdfast.face import FENCED, BaseClient, N_co, fenced_options
 from holdfast.lease import BaseLease
-from holdfast.options import Options, client_terms, patience, seconds, whole
+from holdfast.options import LockOptions, Options, client_terms, patience, seconds, whole
 from holdfast.protocol.election import BaseElection, BaseTerms, Leader, use_lead_or_terms
 from holdfast.protocol.entries import Entry, Policy, Serializer
 from holdfast.protocol.handover import adopt, hand_over
@@ -123,15 +133,24 @@ class Lease(BaseLease):
         return await self._driver.run(hand_over(self))
 
 
-class Lock(BaseLock[Lease]):
+OnLost = Callable[[Lease], object] | str | None
+
+
+class Lock(BaseLock[Lease], Generic[N_co]):
     """A lock, used like asyncio.Lock; ``async with`` gives the Lease."""
 
     __slots__ = ()
     _driver: Driver
 
+    @overload
+    async def acquire(self, blocking: Literal[True] = True, timeout: Literal[-1] = -1) -> Lease | N_co: ...
+
+    @overload
+    async def acquire(self, blocking: bool = True, timeout: float = -1) -> Lease | None: ...
+
     async def acquire(self, blocking: bool = True, timeout: float = -1) -> Lease | None:
-        """A Lease, or None if the lock could not be had (in time)."""
-        return await self._driver.run(self._acquire(patience(blocking, timeout)))
+        """A Lease, or None if the lock was not free in time. Without a timeout it waits for the lock's ``wait``."""
+        return await self._driver.run(self._acquire(patience(blocking, timeout, self._terms.wait)))
 
     async def release(self) -> None:
         """Release what this object holds, from whichever task. NotHeld if that is nothing."""
@@ -153,7 +172,7 @@ class Lock(BaseLock[Lease]):
         return _DONE if rest is None else self._driver.run(rest)
 
 
-class MultiLock(BaseMultiLock[Lease], Lock):
+class MultiLock(BaseMultiLock[Lease], Lock[N_co]):
     """A lock on several names, used like any other lock."""
 
     __slots__ = ()
@@ -173,7 +192,7 @@ class RLease(ReentrantLease, Lease):
         return await self._driver.run(hand_over_level(self))
 
 
-class RLock(BaseRLock[RLease], Lock):
+class RLock(BaseRLock[RLease], Lock[N_co]):
     """A lock that its holder may take again, used like threading.RLock; by task and name, not by object."""
 
     __slots__ = ()
@@ -258,17 +277,30 @@ class Permit(BasePermit, Lease):
     __slots__ = ()
 
 
-class Semaphore(BaseSemaphore[Permit], Lock):
+OnPermitLost = Callable[[Permit], object] | str | None
+
+
+class Semaphore(BaseSemaphore[Permit], Lock[N_co]):
     """A semaphore, used like asyncio.BoundedSemaphore; ``async with`` gives the Permit.
 
-    One object may hold many. ``release()`` gives back the calling task's latest, or else the oldest.
+    One object may hold many.
     """
 
     __slots__ = ()
 
+    @overload
+    async def acquire(self, blocking: Literal[True] = True, timeout: Literal[-1] = -1) -> Permit | N_co: ...
+
+    @overload
+    async def acquire(self, blocking: bool = True, timeout: float = -1) -> Permit | None: ...
+
     async def acquire(self, blocking: bool = True, timeout: float = -1) -> Permit | None:
-        """A Permit, or None if there was none to be had (in time)."""
-        return await self._driver.run(self._acquire(patience(blocking, timeout)))
+        """A Permit, or None if no permit was free in time. Without a timeout it waits for the lock's ``wait``."""
+        return await self._driver.run(self._acquire(patience(blocking, timeout, self._terms.wait)))
+
+    async def release(self, n: int = 1) -> None:
+        """Release n permits: the calling task's latest first, then the oldest. OverRelease if fewer are held."""
+        await self._driver.run(self._release(whole("n", n, least=1)))
 
     async def adopt(self, ticket: str) -> Permit:
         """Go on with a permit that another process has handed over: the same slot, on the terms of this object."""
@@ -292,7 +324,7 @@ class WriteLease(BaseWriteLease, Lease):
         await self._driver.run(downgrade_lease(self))
 
 
-class ReadLock(BaseReader[Lease], Lock):
+class ReadLock(BaseReader[Lease], Lock[N_co]):
     """The reading side of a lock. One object may hold many leases; ``locked()``: whether anybody reads."""
 
     __slots__ = ()
@@ -302,14 +334,20 @@ class ReadLock(BaseReader[Lease], Lock):
         return await self._driver.run(self._adopt(ticket))
 
 
-class WriteLock(BaseWriter[WriteLease], Lock):
+class WriteLock(BaseWriter[WriteLease], Lock[N_co]):
     """The writing side of a lock; ``locked()``: whether anybody writes."""
 
     __slots__ = ()
 
+    @overload
+    async def acquire(self, blocking: Literal[True] = True, timeout: Literal[-1] = -1) -> WriteLease | N_co: ...
+
+    @overload
+    async def acquire(self, blocking: bool = True, timeout: float = -1) -> WriteLease | None: ...
+
     async def acquire(self, blocking: bool = True, timeout: float = -1) -> WriteLease | None:
-        """A WriteLease, or None if it could not be had (in time)."""
-        return await self._driver.run(self._acquire(patience(blocking, timeout)))
+        """A WriteLease, or None if the lock was not free in time. Without a timeout: the lock's ``wait``."""
+        return await self._driver.run(self._acquire(patience(blocking, timeout, self._terms.wait)))
 
     async def adopt(self, ticket: str) -> WriteLease:
         """Go on with the writing that another process has handed over, on the terms of this object."""
@@ -319,7 +357,7 @@ class WriteLock(BaseWriter[WriteLease], Lock):
         return self._driver.run(self._enter())
 
 
-class RWLock(BaseRWLock[ReadLock, WriteLock]):
+class RWLock(BaseRWLock[ReadLock[N_co], WriteLock[N_co]], Generic[N_co]):
     """A readers-writer lock: ``read`` and ``write`` are its two sides, each a lock."""
 
     __slots__ = ()
@@ -396,6 +434,12 @@ class Client(BaseClient):
     _words = ("cancel", "ignore")
     _awaits = True
 
+    @overload
+    def lock(self, *names: str, wait: None = None, **options: Unpack[LockOptions[OnLost]]) -> Lock[Never]: ...
+
+    @overload
+    def lock(self, *names: str, wait: float | None, **options: Unpack[LockOptions[OnLost]]) -> Lock: ...
+
     def lock(
         self,
         *names: str,
@@ -410,7 +454,8 @@ class Client(BaseClient):
         """A lock of that name; or of several, all or none, which cannot deadlock in whatever order they are named.
 
         ttl: seconds after which the lock is free again if its holder falls silent; renewed while it does not.
-        wait: seconds that ``with`` waits before AcquireTimeout (None: for ever, 0: only for an answer).
+        wait: seconds to wait (None: for ever, 0: one try). Then ``with`` raises AcquireTimeout, and
+            ``acquire()`` returns None.
         renew: whether the lease is renewed in the background.
         max_hold: seconds after which it is no longer renewed, and its holder is told.
         on_lost: what happens when it is lost: a callable (or coroutine function) is given the lease; "cancel", the
@@ -518,7 +563,7 @@ class Client(BaseClient):
     ) -> _Excluding[Never]: ...
 
     @overload
-    def exclusive(self, name: str, *, busy: Literal["skip"], **options: Unpack[Options]) -> _Excluding[None]: ...
+    def exclusive(self, name: str, *, busy: Literal["skip"], **options: Unpack[Options]) -> _Excluding[Skipped]: ...
 
     @overload
     def exclusive(
@@ -531,7 +576,7 @@ class Client(BaseClient):
         *,
         wait: float | None = 0.0,
         busy: str = "raise",
-        default: Any = None,
+        default: Any = SKIPPED,
         ttl: float = 30.0,
         renew: bool = True,
         max_hold: float | None = None,
@@ -544,9 +589,9 @@ class Client(BaseClient):
         The name may depend on arguments: calls with different names run side by side.
 
         wait: seconds to wait for the turn before it counts as busy (None: for ever).
-        busy: what then: "raise" AcquireTimeout, or "skip" the call and return ``default``. With "wait" it waits for
-            ever, or, if ``wait`` is given, raises AcquireTimeout after that.
-        The other options are those of ``lock``.
+        busy: what then: "raise" AcquireTimeout, or "skip" the call and return ``default`` (holdfast.SKIPPED, which is
+            false). With "wait" it waits for ever, or, if ``wait`` is given, raises AcquireTimeout after that.
+        The other options are those of ``lock``. Within the function, ``holdfast.current_lease()`` is its lease.
         """
         refuse_bare(name, "exclusive")
         patience = exclusive_wait(wait, busy, default)
@@ -562,10 +607,12 @@ class Client(BaseClient):
                 lock = Lock(self._driver, keys, terms, Lease)
                 entered = False
                 try:
-                    async with lock:
+                    async with lock as lease:
                         entered = True
-                        result = function(*args, **kwargs)
-                        return finished(await result if inspect.isawaitable(result) else result, f"exclusive({name!r})")
+                        with holding(lease):
+                            result = function(*args, **kwargs)
+                            result = await result if inspect.isawaitable(result) else result
+                        return finished(result, f"exclusive({name!r})")
                 except AcquireTimeout:
                     if entered or busy != "skip":  # entered: it is that of another lock, within the function
                         raise
@@ -574,6 +621,12 @@ class Client(BaseClient):
             return update_wrapper(call, function)
 
         return decorate
+
+    @overload
+    def rlock(self, name: str, *, wait: None = None, **options: Unpack[LockOptions[OnLost]]) -> RLock[Never]: ...
+
+    @overload
+    def rlock(self, name: str, *, wait: float | None, **options: Unpack[LockOptions[OnLost]]) -> RLock: ...
 
     def rlock(
         self,
@@ -593,6 +646,16 @@ class Client(BaseClient):
         """
         keys, terms = self._ask((name,), (ttl, wait, renew, max_hold, on_lost, label, cohort))
         return RLock(self._driver, keys, terms, RLease, self._owned)
+
+    @overload
+    def semaphore(
+        self, name: str, permits: int, *, wait: None = None, **options: Unpack[LockOptions[OnPermitLost]]
+    ) -> Semaphore[Never]: ...
+
+    @overload
+    def semaphore(
+        self, name: str, permits: int, *, wait: float | None, **options: Unpack[LockOptions[OnPermitLost]]
+    ) -> Semaphore: ...
 
     def semaphore(
         self,
@@ -614,6 +677,12 @@ class Client(BaseClient):
         """
         keys, terms = self._ask_room(name, (ttl, wait, renew, max_hold, on_lost, label, cohort))
         return Semaphore(self._driver, keys, terms, Permit, whole("permits", permits, least=1))
+
+    @overload
+    def rwlock(self, name: str, *, wait: None = None, **options: Unpack[LockOptions[OnLost]]) -> RWLock[Never]: ...
+
+    @overload
+    def rwlock(self, name: str, *, wait: float | None, **options: Unpack[LockOptions[OnLost]]) -> RWLock: ...
 
     def rwlock(
         self,
@@ -681,8 +750,8 @@ class Client(BaseClient):
         """Go on with a hold that another process has handed over: a lease with a token and a fence of its own.
 
         It is a lease of what was handed over: of a semaphore a Permit, with the same slot; of several names one with
-        the fence of each. NotAcquired if the ticket was adopted before, or its time ran out. The options are those of
-        ``lock``.
+        the fence of each; of an rlock one that the caller may take again. NotAcquired if the ticket was adopted before,
+        or its time ran out. The options are those of ``lock``.
         """
         offer, lock = self._read(ticket, (ttl, None, renew, max_hold, on_lost, label, 0))
         lease: Lease = await self._driver.run(adopt(lock, offer))
@@ -699,8 +768,13 @@ class Client(BaseClient):
         return recipe
 
     async def aclose(self) -> None:
-        """Let go of connections and tasks. What is still held is lost to its holder, and ends by its ttl."""
-        await self._driver.close()
+        """Let go of connections and tasks. What is still held is lost: on_lost is called, then it is given back.
+
+        It takes at most the client's ``timeout``. Leaving the ``async with`` of such a lock raises LeaseLost.
+        """
+        await self._driver.close(self._shared.timeout)
+
+    close = aclose
 
     async def __aenter__(self) -> Client:
         return self
@@ -718,12 +792,16 @@ def connect(
     timeout: float = 5.0,
     fence_retention: float = 3600.0,
     cohort: int = 64,
+    on_lost: OnLost = None,
 ) -> Client:
     """A client of the server at a URL, of a redis.asyncio.Redis, or (with neither) of HOLDFAST_URL or local://.
 
-    Nothing is contacted until the first lock is. Close it, or use it as a context manager.
+    Nothing is contacted until the first lock is. Close it, or use it as a context manager. ``on_lost`` is for all locks
+    that have none of their own.
     """
-    shared = client_terms(timeout=timeout, fence_retention=fence_retention, cohort=cohort)
+    shared = client_terms(
+        timeout=timeout, fence_retention=fence_retention, cohort=cohort, on_lost=on_lost, words=Client._words
+    )
     return Client(
         Driver(aim(target, aio=True), shared.timeout, namespace=namespace), namespace=namespace, shared=shared
     )
@@ -732,7 +810,15 @@ def connect(
 _default: Client | None = None
 
 
-def lock(*names: str, **options: Unpack[Options]) -> Lock:
+@overload
+def lock(*names: str, wait: None = None, **options: Unpack[LockOptions[OnLost]]) -> Lock[Never]: ...
+
+
+@overload
+def lock(*names: str, wait: float | None, **options: Unpack[LockOptions[OnLost]]) -> Lock: ...
+
+
+def lock(*names: str, **options: Any) -> Lock[Any]:
     """A lock of a client that is made on first use: ``async with holdfast.aio.lock("nightly"): ...``"""
     global _default  # noqa: PLW0603 (that is what a default client is)
     _default = _default or connect()

@@ -6,15 +6,24 @@ import threading
 from collections.abc import Callable
 from functools import update_wrapper
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, Never, ParamSpec, TypeVar, Unpack, overload
 
-from holdfast.decorated import BaseCached, exclusive_wait, finished, refuse_bare, refuse_result
+from holdfast.decorated import (
+    SKIPPED,
+    BaseCached,
+    Skipped,
+    exclusive_wait,
+    finished,
+    holding,
+    refuse_bare,
+    refuse_result,
+)
 from holdfast.drivers.blocking import Driver
 from holdfast.engines.target import aim
 from holdfast.errors import AcquireTimeout
-from holdfast.face import FENCED, BaseClient, fenced_options
+from holdfast.face import FENCED, BaseClient, N_co, fenced_options
 from holdfast.lease import BaseLease
-from holdfast.options import Options, client_terms, patience, seconds, whole
+from holdfast.options import LockOptions, Options, client_terms, patience, seconds, whole
 from holdfast.protocol.election import BaseElection, BaseTerms, Leader, use_lead_or_terms
 from holdfast.protocol.entries import Entry, Policy, Serializer
 from holdfast.protocol.handover import adopt, hand_over
@@ -98,15 +107,24 @@ class Lease(BaseLease):
         return self._driver.run(hand_over(self))
 
 
-class Lock(BaseLock[Lease]):
+OnLost = Callable[[Lease], object] | None
+
+
+class Lock(BaseLock[Lease], Generic[N_co]):
     """A lock, used like threading.Lock; ``with`` gives the Lease."""
 
     __slots__ = ()
     _driver: Driver
 
+    @overload
+    def acquire(self, blocking: Literal[True] = True, timeout: Literal[-1] = -1) -> Lease | N_co: ...
+
+    @overload
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> Lease | None: ...
+
     def acquire(self, blocking: bool = True, timeout: float = -1) -> Lease | None:
-        """A Lease, or None if the lock could not be had (in time)."""
-        return self._driver.run(self._acquire(patience(blocking, timeout)))
+        """A Lease, or None if the lock was not free in time. Without a timeout it waits for the lock's ``wait``."""
+        return self._driver.run(self._acquire(patience(blocking, timeout, self._terms.wait)))
 
     def release(self) -> None:
         """Release what this object holds, from whichever thread. NotHeld if that is nothing."""
@@ -127,7 +145,7 @@ class Lock(BaseLock[Lease]):
             self._driver.run(rest)
 
 
-class MultiLock(BaseMultiLock[Lease], Lock):
+class MultiLock(BaseMultiLock[Lease], Lock[N_co]):
     """A lock on several names, used like any other lock."""
 
     __slots__ = ()
@@ -147,7 +165,7 @@ class RLease(ReentrantLease, Lease):
         return self._driver.run(hand_over_level(self))
 
 
-class RLock(BaseRLock[RLease], Lock):
+class RLock(BaseRLock[RLease], Lock[N_co]):
     """A lock that its holder may take again, used like threading.RLock; by thread and name, not by object."""
 
     __slots__ = ()
@@ -238,17 +256,30 @@ class Permit(BasePermit, Lease):
     __slots__ = ()
 
 
-class Semaphore(BaseSemaphore[Permit], Lock):
+OnPermitLost = Callable[[Permit], object] | None
+
+
+class Semaphore(BaseSemaphore[Permit], Lock[N_co]):
     """A semaphore, used like threading.BoundedSemaphore; ``with`` gives the Permit.
 
-    One object may hold many. ``release()`` gives back the calling thread's latest, or else the oldest.
+    One object may hold many.
     """
 
     __slots__ = ()
 
+    @overload
+    def acquire(self, blocking: Literal[True] = True, timeout: Literal[-1] = -1) -> Permit | N_co: ...
+
+    @overload
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> Permit | None: ...
+
     def acquire(self, blocking: bool = True, timeout: float = -1) -> Permit | None:
-        """A Permit, or None if there was none to be had (in time)."""
-        return self._driver.run(self._acquire(patience(blocking, timeout)))
+        """A Permit, or None if no permit was free in time. Without a timeout it waits for the lock's ``wait``."""
+        return self._driver.run(self._acquire(patience(blocking, timeout, self._terms.wait)))
+
+    def release(self, n: int = 1) -> None:
+        """Release n permits: the calling thread's latest first, then the oldest. OverRelease if fewer are held."""
+        self._driver.run(self._release(whole("n", n, least=1)))
 
     def adopt(self, ticket: str) -> Permit:
         """Go on with a permit that another process has handed over: the same slot, on the terms of this object."""
@@ -272,7 +303,7 @@ class WriteLease(BaseWriteLease, Lease):
         self._driver.run(downgrade_lease(self))
 
 
-class ReadLock(BaseReader[Lease], Lock):
+class ReadLock(BaseReader[Lease], Lock[N_co]):
     """The reading side of a lock. One object may hold many leases; ``locked()``: whether anybody reads."""
 
     __slots__ = ()
@@ -282,14 +313,20 @@ class ReadLock(BaseReader[Lease], Lock):
         return self._driver.run(self._adopt(ticket))
 
 
-class WriteLock(BaseWriter[WriteLease], Lock):
+class WriteLock(BaseWriter[WriteLease], Lock[N_co]):
     """The writing side of a lock; ``locked()``: whether anybody writes."""
 
     __slots__ = ()
 
+    @overload
+    def acquire(self, blocking: Literal[True] = True, timeout: Literal[-1] = -1) -> WriteLease | N_co: ...
+
+    @overload
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> WriteLease | None: ...
+
     def acquire(self, blocking: bool = True, timeout: float = -1) -> WriteLease | None:
-        """A WriteLease, or None if it could not be had (in time)."""
-        return self._driver.run(self._acquire(patience(blocking, timeout)))
+        """A WriteLease, or None if the lock was not free in time. Without a timeout: the lock's ``wait``."""
+        return self._driver.run(self._acquire(patience(blocking, timeout, self._terms.wait)))
 
     def adopt(self, ticket: str) -> WriteLease:
         """Go on with the writing that another process has handed over, on the terms of this object."""
@@ -299,7 +336,7 @@ class WriteLock(BaseWriter[WriteLease], Lock):
         return self._driver.run(self._enter())
 
 
-class RWLock(BaseRWLock[ReadLock, WriteLock]):
+class RWLock(BaseRWLock[ReadLock[N_co], WriteLock[N_co]], Generic[N_co]):
     """A readers-writer lock: ``read`` and ``write`` are its two sides, each a lock."""
 
     __slots__ = ()
@@ -354,6 +391,12 @@ class Client(BaseClient):
 
     _driver: Driver
 
+    @overload
+    def lock(self, *names: str, wait: None = None, **options: Unpack[LockOptions[OnLost]]) -> Lock[Never]: ...
+
+    @overload
+    def lock(self, *names: str, wait: float | None, **options: Unpack[LockOptions[OnLost]]) -> Lock: ...
+
     def lock(
         self,
         *names: str,
@@ -368,7 +411,8 @@ class Client(BaseClient):
         """A lock of that name; or of several, all or none, which cannot deadlock in whatever order they are named.
 
         ttl: seconds after which the lock is free again if its holder falls silent; renewed while it does not.
-        wait: seconds that ``with`` waits before AcquireTimeout (None: for ever, 0: only for an answer).
+        wait: seconds to wait (None: for ever, 0: one try). Then ``with`` raises AcquireTimeout, and
+            ``acquire()`` returns None.
         renew: whether the lease is renewed in the background.
         max_hold: seconds after which it is no longer renewed, and its holder is told.
         on_lost: called with the lease, in a thread of its own, when it is lost.
@@ -464,7 +508,7 @@ class Client(BaseClient):
     @overload
     def exclusive(
         self, name: str, *, busy: Literal["skip"], **options: Unpack[Options]
-    ) -> Callable[[Callable[P, R]], Callable[P, R | None]]: ...
+    ) -> Callable[[Callable[P, R]], Callable[P, R | Skipped]]: ...
 
     @overload
     def exclusive(
@@ -477,7 +521,7 @@ class Client(BaseClient):
         *,
         wait: float | None = 0.0,
         busy: str = "raise",
-        default: Any = None,
+        default: Any = SKIPPED,
         ttl: float = 30.0,
         renew: bool = True,
         max_hold: float | None = None,
@@ -490,9 +534,9 @@ class Client(BaseClient):
         The name may depend on arguments: calls with different names run side by side.
 
         wait: seconds to wait for the turn before it counts as busy (None: for ever).
-        busy: what then: "raise" AcquireTimeout, or "skip" the call and return ``default``. With "wait" it waits for
-            ever, or, if ``wait`` is given, raises AcquireTimeout after that.
-        The other options are those of ``lock``.
+        busy: what then: "raise" AcquireTimeout, or "skip" the call and return ``default`` (holdfast.SKIPPED, which is
+            false). With "wait" it waits for ever, or, if ``wait`` is given, raises AcquireTimeout after that.
+        The other options are those of ``lock``. Within the function, ``holdfast.current_lease()`` is its lease.
         """
         refuse_bare(name, "exclusive")
         patience = exclusive_wait(wait, busy, default)
@@ -508,7 +552,7 @@ class Client(BaseClient):
                 lock = Lock(self._driver, keys, terms, Lease)
                 entered = False
                 try:
-                    with lock:
+                    with lock as lease, holding(lease):
                         entered = True
                         return finished(function(*args, **kwargs), f"exclusive({name!r})")
                 except AcquireTimeout:
@@ -519,6 +563,12 @@ class Client(BaseClient):
             return update_wrapper(call, function)
 
         return decorate
+
+    @overload
+    def rlock(self, name: str, *, wait: None = None, **options: Unpack[LockOptions[OnLost]]) -> RLock[Never]: ...
+
+    @overload
+    def rlock(self, name: str, *, wait: float | None, **options: Unpack[LockOptions[OnLost]]) -> RLock: ...
 
     def rlock(
         self,
@@ -538,6 +588,16 @@ class Client(BaseClient):
         """
         keys, terms = self._ask((name,), (ttl, wait, renew, max_hold, on_lost, label, cohort))
         return RLock(self._driver, keys, terms, RLease, self._owned)
+
+    @overload
+    def semaphore(
+        self, name: str, permits: int, *, wait: None = None, **options: Unpack[LockOptions[OnPermitLost]]
+    ) -> Semaphore[Never]: ...
+
+    @overload
+    def semaphore(
+        self, name: str, permits: int, *, wait: float | None, **options: Unpack[LockOptions[OnPermitLost]]
+    ) -> Semaphore: ...
 
     def semaphore(
         self,
@@ -559,6 +619,12 @@ class Client(BaseClient):
         """
         keys, terms = self._ask_room(name, (ttl, wait, renew, max_hold, on_lost, label, cohort))
         return Semaphore(self._driver, keys, terms, Permit, whole("permits", permits, least=1))
+
+    @overload
+    def rwlock(self, name: str, *, wait: None = None, **options: Unpack[LockOptions[OnLost]]) -> RWLock[Never]: ...
+
+    @overload
+    def rwlock(self, name: str, *, wait: float | None, **options: Unpack[LockOptions[OnLost]]) -> RWLock: ...
 
     def rwlock(
         self,
@@ -626,8 +692,8 @@ class Client(BaseClient):
         """Go on with a hold that another process has handed over: a lease with a token and a fence of its own.
 
         It is a lease of what was handed over: of a semaphore a Permit, with the same slot; of several names one with
-        the fence of each. NotAcquired if the ticket was adopted before, or its time ran out. The options are those of
-        ``lock``.
+        the fence of each; of an rlock one that the caller may take again. NotAcquired if the ticket was adopted before,
+        or its time ran out. The options are those of ``lock``.
         """
         offer, lock = self._read(ticket, (ttl, None, renew, max_hold, on_lost, label, 0))
         lease: Lease = self._driver.run(adopt(lock, offer))
@@ -644,8 +710,11 @@ class Client(BaseClient):
         return recipe
 
     def close(self) -> None:
-        """Let go of connections and threads. What is still held is lost to its holder, and ends by its ttl."""
-        self._driver.close()
+        """Let go of connections and threads. What is still held is lost: on_lost is called, then it is given back.
+
+        It takes at most the client's ``timeout``. Leaving the ``with`` of such a lock raises LeaseLost.
+        """
+        self._driver.close(self._shared.timeout)
 
     def __enter__(self) -> Client:
         return self
@@ -663,12 +732,16 @@ def connect(
     timeout: float = 5.0,
     fence_retention: float = 3600.0,
     cohort: int = 64,
+    on_lost: OnLost = None,
 ) -> Client:
     """A client of the server at a URL, of a redis.Redis, or (with neither) of HOLDFAST_URL or local://.
 
-    Nothing is contacted until the first lock is. Close it, or use it as a context manager.
+    Nothing is contacted until the first lock is. Close it, or use it as a context manager. ``on_lost`` is for all locks
+    that have none of their own.
     """
-    shared = client_terms(timeout=timeout, fence_retention=fence_retention, cohort=cohort)
+    shared = client_terms(
+        timeout=timeout, fence_retention=fence_retention, cohort=cohort, on_lost=on_lost, words=Client._words
+    )
     return Client(Driver(aim(target, aio=False), namespace=namespace), namespace=namespace, shared=shared)
 
 
@@ -676,7 +749,15 @@ _default: Client | None = None
 _default_lock = threading.Lock()
 
 
-def lock(*names: str, **options: Unpack[Options]) -> Lock:
+@overload
+def lock(*names: str, wait: None = None, **options: Unpack[LockOptions[OnLost]]) -> Lock[Never]: ...
+
+
+@overload
+def lock(*names: str, wait: float | None, **options: Unpack[LockOptions[OnLost]]) -> Lock: ...
+
+
+def lock(*names: str, **options: Any) -> Lock[Any]:
     """A lock of a client that is made on first use: ``with holdfast.lock("nightly"): ...``"""
     global _default  # noqa: PLW0603 (that is what a default client is)
     if _default is None:

@@ -9,18 +9,70 @@ To a type checker it has the arguments of the function, and what the function re
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from enum import Enum
 from functools import update_wrapper
 from types import MethodType
-from typing import Any, Final, TypedDict
+from typing import Any, Final, Literal, TypedDict
 
 from holdfast.errors import InvalidConfig
+from holdfast.lease import BaseLease
 from holdfast.protocol.entries import Policy, Serializer
 from holdfast.protocol.templates import Template
 
-__all__ = ["BaseCached", "CacheOptions", "exclusive_wait", "finished", "refuse_bare", "refuse_result"]
+__all__ = [
+    "SKIPPED",
+    "BaseCached",
+    "CacheOptions",
+    "Skipped",
+    "current_lease",
+    "exclusive_wait",
+    "finished",
+    "holding",
+    "refuse_bare",
+    "refuse_result",
+]
 
 _BUSY: Final = ("raise", "skip", "wait")
+_lease: Final[ContextVar[BaseLease | None]] = ContextVar("holdfast.current_lease", default=None)
+
+
+class Skipped(Enum):
+    """The type of SKIPPED. An enum, so that ``is`` narrows types, and a copy or an unpickled one is the same object."""
+
+    SKIPPED = "skipped"
+
+    def __bool__(self) -> Literal[False]:
+        return False
+
+    def __repr__(self) -> str:
+        return "holdfast.SKIPPED"
+
+    __str__ = __repr__
+
+
+SKIPPED: Final = Skipped.SKIPPED  # what a call returns that ``@exclusive(busy="skip")`` has left out
+
+
+def current_lease() -> BaseLease | None:
+    """The lease under which the innermost ``@client.exclusive`` function runs here; None outside of one.
+
+    It is kept in a context variable: tasks that the function starts, and ``asyncio.to_thread``, see it too; a plain
+    thread does not.
+    """
+    return _lease.get()
+
+
+@contextmanager
+def holding(lease: BaseLease) -> Iterator[None]:
+    """Make it the current lease."""
+    token = _lease.set(lease)
+    try:
+        yield
+    finally:
+        _lease.reset(token)
 
 
 class CacheOptions(TypedDict, total=False):
@@ -80,7 +132,7 @@ def exclusive_wait(wait: float | None, busy: str, default: object) -> float | No
     """How long to wait for one's turn: with busy="wait" for ever, unless it was said how long."""
     if busy not in _BUSY:
         raise InvalidConfig(f"busy={busy!r:.60}", f"give one of {', '.join(map(repr, _BUSY))}")
-    if default is not None and busy != "skip":
+    if default is not SKIPPED and busy != "skip":
         raise InvalidConfig(f"default={default!r:.60}", f"it is for busy='skip': with {busy!r} no call is left out")
     return None if busy == "wait" and not wait else wait
 

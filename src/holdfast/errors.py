@@ -50,8 +50,19 @@ __all__ = [
 ]
 
 
+def rounded(seconds: float) -> str:
+    """A time as people write it: 0.5 rather than 0.5000001, 86400 rather than 8.64e+04."""
+    if seconds >= 999.5:
+        return f"{seconds:.0f}"
+    return f"{seconds:.3g}" if seconds >= 0.01 else f"{seconds:.1g}"
+
+
 class HoldfastError(Exception):
-    """Base class of all errors of Holdfast."""
+    """Base class of all errors of Holdfast. ``args`` are what its constructor takes to give the same message again."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__()  # without them: to an OSError, which some of these are, they would be an errno
+        self.args = args
 
     def __str__(self) -> str:
         return self._message()
@@ -67,7 +78,8 @@ class HoldfastError(Exception):
 
 
 def _rebuild(cls: type[HoldfastError], args: tuple[Any, ...], facts: dict[str, Any]) -> HoldfastError:
-    error = cls.__new__(cls, *args)
+    error = cls.__new__(cls)
+    error.args = args
     error.__dict__.update(facts)
     return error
 
@@ -75,8 +87,8 @@ def _rebuild(cls: type[HoldfastError], args: tuple[Any, ...], facts: dict[str, A
 class NotAcquired(HoldfastError):
     """The lock was not obtained."""
 
-    def __init__(self, name: str, reason: str = "it is held by someone else") -> None:
-        super().__init__()
+    def __init__(self, name: str, reason: str = "another holder has it") -> None:
+        super().__init__(name, reason)
         self.name = name
         self.reason = reason
 
@@ -95,10 +107,11 @@ class AcquireTimeout(NotAcquired, TimeoutError):
         by = f"{holder} holds it" if holder is not None else "someone else holds it, or is before us in its queue"
         super().__init__(name, reason or f"{by}. Wait longer (wait=), or catch AcquireTimeout and come back later")
         self.waited = waited
-        self.holder = holder
+        self.holder = holder  # not among args, which JSON should be able to carry
+        self.args = name, waited, self.reason
 
     def _message(self) -> str:
-        waited = f"within {self.waited:.3g} s" if self.waited else "at the first try"
+        waited = f"within {rounded(self.waited)} s" if self.waited else "at the first try"
         return f"lock {self.name!r} was not acquired {waited}: {self.reason}"
 
 
@@ -118,7 +131,7 @@ class LeaseLost(HoldfastError):
     """The lease ended before its holder let it go: the guarded work may have run beside another holder."""
 
     def __init__(self, name: str, fence: int | None, reason: str) -> None:
-        super().__init__()
+        super().__init__(name, fence, reason)
         self.name = name
         self.fence = fence
         self.reason = reason
@@ -140,7 +153,7 @@ class NotHeld(HoldfastError, RuntimeError):
     def __init__(
         self, name: str, reason: str = "is not held through this object: acquire it first, and release it once"
     ) -> None:
-        super().__init__()
+        super().__init__(name, reason)
         self.name = name
         self.reason = reason
 
@@ -149,22 +162,30 @@ class NotHeld(HoldfastError, RuntimeError):
 
 
 class OverRelease(NotHeld, ValueError):
-    """A release of a semaphore of which no permit is held through that object."""
+    """A release of more permits of a semaphore than are held through that object. None was released."""
 
-    def __init__(self, name: str, reason: str = "") -> None:
+    def __init__(self, name: str, reason: str = "", held: int = 0, released: int = 1) -> None:
         super().__init__(name, reason)
+        self.held = held
+        self.released = released
+        self.args = name, reason, held, released
 
     def _message(self) -> str:
         if self.reason:
             return f"the permit of {self.name!r} {self.reason}"
-        return f"no permit of {self.name!r} is held through this object: release each one once, and no more"
+        if not self.held:
+            return f"no permit of {self.name!r} is held through this object: release each one once, and no more"
+        return (
+            f"{self.released} permits of {self.name!r} cannot be released, for this object holds {self.held}: release "
+            "each one once, and no more"
+        )
 
 
 class ComputeFailed(HoldfastError):
     """Somebody else computed this value for all, and failed. ``kind`` is the type of their exception, as text."""
 
     def __init__(self, name: str, kind: str, message: str) -> None:
-        super().__init__()
+        super().__init__(name, kind, message)
         self.name = name
         self.kind = kind
         self.message = message
@@ -178,12 +199,12 @@ class ComputeTimeout(HoldfastError, TimeoutError):
     """The wait was over before the value was there."""
 
     def __init__(self, name: str, waited: float) -> None:
-        super().__init__()
+        super().__init__(name, waited)
         self.name = name
         self.waited = waited
 
     def _message(self) -> str:
-        waited = f"after {self.waited:.3g} s" if self.waited else "at the first look"
+        waited = f"after {rounded(self.waited)} s" if self.waited else "at the first look"
         return (
             f"somebody else was still computing the value of {self.name!r} {waited}. Wait longer (wait=), or serve old "
             "values meanwhile (stale=)"
@@ -194,7 +215,7 @@ class StaleFence(HoldfastError):
     """A write was refused, and nothing written: a later holder has written there. ``stored`` is the fence on record."""
 
     def __init__(self, name: str, fence: int, stored: int | None, resource: str) -> None:
-        super().__init__()
+        super().__init__(name, fence, stored, resource)
         self.name = name
         self.fence = fence
         self.stored = stored
@@ -214,7 +235,7 @@ class OutcomeUnknown(HoldfastError):
     """A step was sent and no answer came back: it may or may not have taken effect."""
 
     def __init__(self, name: str, action: str, advice: str) -> None:
-        super().__init__()
+        super().__init__(name, action, advice)
         self.name = name
         self.action = action
         self.advice = advice
@@ -227,7 +248,7 @@ class Unavailable(HoldfastError, ConnectionError):
     """No server could be used. ``causes`` says why, by server (addresses carry no credentials)."""
 
     def __init__(self, causes: Mapping[str, str], advice: str, subject: str = "") -> None:
-        super().__init__()
+        super().__init__(dict(causes), advice, subject)
         self.causes = dict(causes)
         self.advice = advice
         self.subject = subject  # what it was needed for, such as "lock 'x'"
@@ -242,7 +263,7 @@ class Unsupported(HoldfastError):
     """This server or engine cannot do what was asked."""
 
     def __init__(self, what: str, advice: str) -> None:
-        super().__init__()
+        super().__init__(what, advice)
         self.what = what
         self.advice = advice
 
@@ -254,7 +275,7 @@ class InvalidName(HoldfastError, ValueError):
     """A lock name that cannot be used."""
 
     def __init__(self, name: object, problem: str) -> None:
-        super().__init__()
+        super().__init__(name, problem)
         self.name = name
         self.problem = problem
 
@@ -269,7 +290,7 @@ class InvalidConfig(HoldfastError, ValueError):
     """An option, argument or URL that cannot be used."""
 
     def __init__(self, what: str, problem: str) -> None:
-        super().__init__()
+        super().__init__(what, problem)
         self.what = what
         self.problem = problem
 

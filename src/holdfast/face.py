@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakValueDictionary
 
 from holdfast.errors import InvalidConfig, InvalidName, UnsafeRecipeWarning, Unsupported
@@ -26,7 +26,17 @@ from holdfast.protocol.room import ANY
 from holdfast.protocol.rwlock import Insiders
 from holdfast.protocol.templates import Template, is_coroutine_function
 
-__all__ = ["FENCED", "BaseClient", "fenced_options"]
+__all__ = ["FENCED", "BaseClient", "N_co", "fenced_options"]
+
+# What ``acquire()`` returns instead of a lease: Never if the lock waits for ever (wait=None), else None.
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    N_co = TypeVar("N_co", covariant=True, bound=None, default=None)
+else:
+    from typing import TypeVar
+
+    N_co = TypeVar("N_co", covariant=True, bound=None)
 
 OPTIONS: Final = ("ttl", "wait", "renew", "max_hold", "on_lost", "label", "cohort")
 CACHE_OPTIONS: Final = ("ttl", "stale", "errors", "early", "compute_ttl", "max_compute", "wait", "serializer")
@@ -172,7 +182,8 @@ class BaseClient:
         if offer.species == "rwlock":
             sides = self.rwlock(*offer.names, **options)
             return offer, sides.read if offer.wanted == ANY else sides.write
-        return offer, self.lock(*offer.names, **options)
+        kind = self.rlock if offer.species == "rlock" else self.lock
+        return offer, kind(*offer.names, **options)
 
     def _ask_room(self, name: str, asked: tuple[Any, ...]) -> tuple[Keys, Terms]:
         """The same for a kind of lock that is not passed on within a process."""

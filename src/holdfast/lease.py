@@ -17,7 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from weakref import ref
 
-from holdfast.errors import HoldfastError, LeaseLost, NotHeld
+from holdfast.errors import HoldfastError, LeaseLost, NotHeld, rounded
 from holdfast.names import Keys
 
 if TYPE_CHECKING:
@@ -102,6 +102,7 @@ class Hold:
     kind: Kind | None = None  # whose steps it takes, if not the mutex's
     species = "lock"  # what it is a hold on,
     wanted = ""  # and how much of it, where that is not all: so says a ticket for it
+    caller: Hashable = None  # the thread or task that has asked for it; a task weakly, for it may keep the lease alive
     unheld: type[NotHeld] = NotHeld  # what is raised when it is given back once too often
     # While it waits.
     bell: Bell | None = None
@@ -273,10 +274,10 @@ class Hold:
     def why_over(self) -> str:
         """What it means that the deadline has passed."""
         if self.deadline >= self.ends:
-            return f"it was held for its max_hold of {self.terms.max_hold:g} s"
+            return f"it was held for its max_hold of {rounded(self.terms.max_hold or 0.0)} s"
         if not self.terms.renew:
-            return f"its ttl of {self.terms.ttl:g} s ran out, and it is not renewed (renew=False)"
-        return f"its ttl of {self.terms.ttl:g} s ran out before it could be renewed"
+            return f"its ttl of {rounded(self.terms.ttl)} s ran out, and it is not renewed (renew=False)"
+        return f"its ttl of {rounded(self.terms.ttl)} s ran out before it could be renewed"
 
 
 def _tell(lease: ref[BaseLease], on_lost: Callable[[Any], object]) -> object:
@@ -325,6 +326,11 @@ class BaseLease:
         hold = self._hold
         return max(0.0, hold.deadline - self._driver.now()) if hold.phase is HELD else 0.0
 
+    @property
+    def reason(self) -> str:
+        """Why it was lost; empty as long as it is not."""
+        return self._hold.reason or self._hold.why_lost(self._driver.now())
+
     def check(self) -> None:
         """Raise LeaseLost unless it is still held (NotHeld if it was released)."""
         hold = self._hold
@@ -351,6 +357,8 @@ class BaseLease:
             if hold.phase is not ENDED and hold.mine and self._driver.book.leave(hold):
                 hold.phase = ENDED
                 hold.gate.leave(hold)
+                if self._driver.book.closed:  # its client was closed, and has given it back
+                    return
                 warnings.warn(
                     f"a lease on {hold.name!r} was dropped without release(): it is not renewed any more",
                     ResourceWarning,

@@ -5,28 +5,36 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable
-from typing import Any, Final, TypedDict
+from typing import Any, Final, Generic, TypedDict, TypeVar
 
-from holdfast.errors import InvalidConfig
+from holdfast.errors import InvalidConfig, rounded
 from holdfast.lease import Terms
 
-__all__ = ["Options", "client_terms", "patience", "seconds", "terms_of", "whole"]
+__all__ = ["LockOptions", "Options", "client_terms", "patience", "seconds", "terms_of", "whole"]
 
 SHORTEST_TTL: Final = 0.01
 LONGEST: Final = 366 * 86_400.0
 LONGEST_LABEL: Final = 200
 
 
-class Options(TypedDict, total=False):
-    """What ``lock`` takes beside names, for those who pass it on."""
+C = TypeVar("C")
+
+
+class LockOptions(TypedDict, Generic[C], total=False):
+    """The options of ``lock`` except ``wait``, on which the type of its result depends. C is the type of on_lost."""
 
     ttl: float
-    wait: float | None
     renew: bool
     max_hold: float | None
-    on_lost: Any
+    on_lost: C
     label: str
     cohort: int
+
+
+class Options(LockOptions[Any], total=False):
+    """All options of ``lock``."""
+
+    wait: float | None
 
 
 def seconds(what: str, value: Any, *, least: float = 0.0, most: float = LONGEST) -> float:
@@ -34,7 +42,7 @@ def seconds(what: str, value: Any, *, least: float = 0.0, most: float = LONGEST)
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise InvalidConfig(f"{what}={_shown(value)}", "give a number of seconds")
     if not least <= value <= most:  # NaN compares false
-        limit = f"at most {most:g}" if value > most else f"at least {least:g}"
+        limit = f"at most {rounded(most)}" if value > most else f"at least {rounded(least)}"
         raise InvalidConfig(f"{what}={_shown(value)}", f"give {limit} seconds")
     return float(value)
 
@@ -60,9 +68,6 @@ def terms_of(
 ) -> Terms:
     """The terms of one lock; ``shared`` has what all locks of a client share, ``words`` what on_lost may say."""
     wait = None if wait is None or wait == math.inf else seconds("wait", wait)
-    if on_lost is not None and not callable(on_lost) and on_lost not in words:
-        choice = "a callable that takes the lease" + "".join(f", or {word!r}" for word in words)
-        raise InvalidConfig(f"on_lost={_shown(on_lost)}", f"give {choice}")
     if not isinstance(label, str) or len(label) > LONGEST_LABEL:
         raise InvalidConfig(f"label={_shown(label)}", f"give a text of at most {LONGEST_LABEL} characters")
     return Terms(
@@ -70,7 +75,7 @@ def terms_of(
         wait=wait,
         renew=bool(renew),
         max_hold=None if max_hold is None else seconds("max_hold", max_hold, least=SHORTEST_TTL),
-        on_lost=on_lost,
+        on_lost=shared.on_lost if on_lost is None else _check_on_lost(on_lost, words),
         label=label,
         cohort=min(shared.cohort, whole("cohort", cohort)),
         timeout=shared.timeout,
@@ -78,14 +83,23 @@ def terms_of(
     )
 
 
-def client_terms(*, timeout: float, fence_retention: float, cohort: int) -> Terms:
+def _check_on_lost(on_lost: Any, words: tuple[str, ...]) -> Any:
+    if callable(on_lost) or on_lost in (None, *words):
+        return on_lost
+    choice = "a callable that takes the lease" + "".join(f", or {word!r}" for word in words)
+    raise InvalidConfig(f"on_lost={_shown(on_lost)}", f"give {choice}")
+
+
+def client_terms(
+    *, timeout: float, fence_retention: float, cohort: int, on_lost: Any = None, words: tuple[str, ...] = ()
+) -> Terms:
     """What all locks of a client share."""
     return Terms(
         ttl=30.0,
         wait=None,
         renew=True,
         max_hold=None,
-        on_lost=None,
+        on_lost=_check_on_lost(on_lost, words),
         label="",
         cohort=whole("cohort", cohort),
         timeout=seconds("timeout", timeout, least=0.01, most=3600.0),
@@ -99,14 +113,19 @@ def whole(what: str, value: Any, *, least: int = 0) -> int:
     return value
 
 
-def patience(blocking: bool, timeout: float) -> float | None:
-    """``acquire(blocking, timeout)`` as threading.Lock has it, as seconds to wait (None: for ever)."""
+def patience(blocking: bool, timeout: float, wait: float | None) -> float | None:
+    """Seconds that ``acquire(blocking, timeout)`` waits (None: for ever), checked as threading.Lock does.
+
+    Without a timeout, that is the lock's own ``wait``.
+    """
     if timeout == -1:
-        return None if blocking else 0.0
+        return wait if blocking else 0.0
     if not blocking:
         raise InvalidConfig(f"acquire(blocking=False, timeout={_shown(timeout)})", "give one of the two")
     if not timeout >= 0:
-        raise InvalidConfig(f"acquire(timeout={_shown(timeout)})", "give at least 0 seconds, or -1 to wait for ever")
+        raise InvalidConfig(
+            f"acquire(timeout={_shown(timeout)})", "give at least 0 seconds, or -1 for the lock's own wait"
+        )
     if timeout > threading.TIMEOUT_MAX:
         raise OverflowError(f"timeout={_shown(timeout)} is more than threading.TIMEOUT_MAX")
     return float(timeout)

@@ -249,6 +249,8 @@ def test_signals_that_python_ignores_are_not_ignored_by_the_command(server, call
         ["run"],
         ["run", "job"],
         ["run", "job", "--"],
+        ["run", "job", "--", ""],
+        ["run", "job", "--", "", "x"],
         ["run", "--", "true"],
         ["run", "--nonsense", "job", "--", "true"],
         ["run", "--ttl", "soon", "job", "--", "true"],
@@ -268,6 +270,25 @@ def test_wrong_usage_is_64(args, capsys):
         main(args)
     assert exit.value.code == 64
     assert "Traceback" not in capsys.readouterr().err
+
+
+def test_an_empty_command_is_refused_before_the_lock_is_asked_for(capsys):
+    with pytest.raises(SystemExit):
+        main(["run", "--url", f"redis://127.0.0.1:{free_port()}", "job", "--", ""])
+    assert "the command after '--' is empty" in capsys.readouterr().err
+
+
+def test_a_long_command_name_is_cut_to_make_a_label(server, tmp_path):
+    command = tmp_path / ("x" * 250)
+    command.write_text("#!/bin/sh\necho ran\n")
+    command.chmod(0o755)
+    done = subprocess.run(
+        [*CLI, "run", "--url", server.url, "job", "--", str(command)],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+    assert (done.returncode, done.stdout) == (0, "ran\n"), done.stderr
 
 
 def test_help_and_version(capsys):

@@ -44,23 +44,6 @@ def test_a_waiter_gets_it_after_release(play: Any) -> None:
     assert play(scenario) == ["holder", "waiter"]
 
 
-def test_acquire_does_not_look_at_wait(play: Any) -> None:
-    async def scenario(api: Any) -> None:
-        one, two = api.client(), api.client()
-        lease = await one.lock("a").acquire()
-
-        async def waiter() -> None:
-            patient = await two.lock("a", wait=0).acquire()
-            await patient.release()
-
-        handle = api.spawn(waiter)
-        await api.sleep(0.05)
-        await lease.release()
-        await handle.join()
-
-    play(scenario)
-
-
 def test_no_update_of_a_counter_is_lost(play: Any) -> None:
     async def scenario(api: Any) -> int:
         counter = [0]

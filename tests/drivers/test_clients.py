@@ -25,19 +25,105 @@ def test_nothing_is_contacted_until_the_first_lock_is(connect: Any) -> None:
     connect("redis://127.0.0.1:1/0").lock("x")
 
 
-def test_closing_tells_holders_and_leaves_the_key_to_its_ttl(connect: Any, url: str, admin: redis.Redis) -> None:
-    told: list[Any] = []
+def test_close_has_both_names_under_asyncio(url: str, admin: redis.Redis) -> None:
+    async def main() -> None:
+        client = holdfast.aio.connect(url)
+        lease = await client.lock("x").acquire()
+        await client.close()
+        assert not lease.held
+        await client.aclose()
+
+    asyncio.run(main())
+    assert lock_keys(admin) == []
+
+
+def test_closing_gives_everything_back_in_one_batch(connect: Any, url: str, admin: redis.Redis) -> None:
     face = connect(url)
-    lease = face.lock("x", ttl=0.5, on_lost=told.append).acquire(timeout=5)
-    face.client.close() if connect.kind == "blocking" else face._call(face.client.aclose())
+    leases = [face.lock(f"x{number}").acquire(timeout=5) for number in range(50)]
+    with admin.monitor() as monitor:
+        face.client.close() if connect.kind == "blocking" else face._call(face.client.close())
+        admin.ping()
+        seen = []
+        for line in monitor.listen():
+            if line["command"].startswith("PING"):
+                break
+            if line["client_type"] != "lua" and "x" in line["command"]:
+                seen.append(line)
+    assert len({(line["client_address"], line["client_port"]) for line in seen}) == 1
+    assert lock_keys(admin) == []
+    assert {lease.reason for lease in leases} == {"its client was closed"}
+
+
+@pytest.mark.parametrize("on_lost", ["cancel", "nonsense", 5])
+def test_on_lost_of_a_client_is_checked_as_that_of_a_lock(on_lost: Any) -> None:
+    for refused in (holdfast.connect, holdfast.aio.connect):
+        if on_lost == "cancel" and refused is holdfast.aio.connect:
+            assert refused("redis://127.0.0.1:1", on_lost=on_lost)
+            continue
+        with pytest.raises(holdfast.InvalidConfig, match="on_lost="):
+            refused("redis://127.0.0.1:1", on_lost=on_lost)
+
+
+@asyncio_test
+async def test_on_lost_of_a_client_may_cancel_what_acquire_has_obtained(url: str, admin: redis.Redis) -> None:
+    async with holdfast.aio.connect(url, on_lost="cancel") as client:
+
+        async def work() -> None:
+            lease = await client.lock("x").acquire()
+            admin.delete("x")
+            try:
+                await asyncio.sleep(60)
+            finally:
+                with pytest.raises(holdfast.LeaseLost):
+                    await lease.release()
+
+        with took(less_than=20.0), pytest.raises(asyncio.CancelledError):
+            await asyncio.create_task(work())
+
+
+def test_on_lost_may_close_the_client(url: str, admin: redis.Redis) -> None:
+    """It runs in the very thread that closing waits for."""
+    closed = threading.Event()
+    client = holdfast.connect(url)
+
+    def on_lost(_: holdfast.Lease) -> None:
+        client.close()
+        closed.set()
+
+    lease, other = client.lock("x", on_lost=on_lost).acquire(), client.lock("y").acquire()
+    admin.delete("x")
+    assert closed.wait(10)
     assert not lease.held
-    assert lease.lost.is_set()
-    eventually(lambda: told)
-    with pytest.raises(holdfast.LeaseLost, match="closed"):
-        lease.check()
-    with took(less_than=2.0), pytest.raises(holdfast.LeaseLost, match="closed"):
-        lease.release()
-    eventually(lambda: lock_keys(admin) == [], 3.0, "it is not renewed any more")
+    assert not other.held
+    assert lock_keys(admin) == []
+
+
+def test_a_program_that_just_ends_leaves_its_keys_to_their_ttl(url: str, admin: redis.Redis) -> None:
+    code = """
+    client = holdfast.connect(url, on_lost=lambda lease: say("lost"))
+    locks = [client.lock("x", ttl=30), client.semaphore("y", 2), client.rlock("z")]
+    leases = [lock.acquire() for lock in locks]
+    say("held")
+    """
+    with Script(code, url) as script:
+        script.hear("held")
+        assert script.finish() == ""
+    assert admin.pttl("x") > 20_000
+
+
+def test_closing_in_an_atexit_handler_gives_back_without_a_word(url: str, admin: redis.Redis) -> None:
+    """By then no thread can be started, in which on_lost could be called."""
+    code = """
+    import atexit
+    client = holdfast.connect(url, on_lost=lambda lease: None)
+    lease = client.lock("x", ttl=30).acquire()
+    atexit.register(client.close)
+    say("held")
+    """
+    with Script(code, url) as script:
+        script.hear("held")
+        assert script.finish() == ""
+    assert lock_keys(admin) == []
 
 
 def test_closed_client_says_so(connect: Any, url: str) -> None:

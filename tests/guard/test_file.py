@@ -110,6 +110,20 @@ def test_a_record_that_cannot_be_read_is_not_taken_for_none(path: Path) -> None:
     assert path.read_text() == "new"
 
 
+@pytest.mark.parametrize(
+    "write", [enter_file, lambda path, claim: replace_file(path, "one", claim)], ids=["enter", "replace"]
+)
+def test_what_is_no_file_is_refused_and_nothing_is_left_beside_it(path: Path, write: Any) -> None:
+    path.mkdir()
+    fifo = path / "fifo"
+    os.mkfifo(fifo)
+    for target, kind in ((path, "a directory"), (fifo, "no regular file")):
+        with pytest.raises(holdfast.InvalidConfig, match=f"it is {kind}; name a file"):
+            write(target, NEW)
+    assert os.listdir(path.parent) == [path.name]
+    assert os.listdir(path) == ["fifo"]
+
+
 def test_a_directory_that_is_not_there_is_the_callers_error(path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         replace_file(path.parent / "none" / "report.txt", "one", OLD)

@@ -144,6 +144,18 @@ def test_what_is_no_row_is_refused(database: SqlResource, notes: Table) -> None:
     assert rows(database) == []
 
 
+@pytest.mark.parametrize("column", ["", "a\0b", "\ud800", 1, None, ("body",), b"body"], ids=repr)
+def test_a_column_name_that_cannot_be_one_is_refused_before_anything_is_written(
+    database: SqlResource, notes: Table, column: Any
+) -> None:
+    notes.put(database.connection, {"id": 1, "body": "kept"}, OLD)
+    for write in (notes.put, notes.update):
+        with pytest.raises(holdfast.InvalidConfig, match="as the name of a table or column"):
+            write(database.connection, {"id": 1, column: "x"}, NEW)
+    database.connection.commit()
+    assert rows(database) == [(1, "kept", 7)]
+
+
 def test_the_error_of_a_column_that_is_not_there_says_which_table(database: SqlResource, notes: Table) -> None:
     for write in (notes.put, notes.update):
         for table, row in ((notes, {"id": 1, "nope": "x"}), (Table("notes", key="id", fence="nope"), {"id": 1})):

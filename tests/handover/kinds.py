@@ -16,6 +16,9 @@ KINDS: Final = {
     "several": Kind(
         lambda client, **terms: client.lock("a", "b", **terms), lambda client, **terms: client.lock("b", **terms)
     ),
+    "rlock": Kind(
+        lambda client, **terms: client.rlock("a", **terms), lambda client, **terms: client.lock("a", **terms)
+    ),
     "permit": Kind(
         lambda client, **terms: client.semaphore("a", 1, **terms),
         lambda client, **terms: client.semaphore("a", 1, **terms),

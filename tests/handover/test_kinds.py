@@ -54,7 +54,7 @@ def test_the_giver_has_nothing_any_more_and_leaves_its_block_quietly(play: Any, 
         lock = kind.ask(client)
         async with lock as lease:
             ticket = await lease.hand_over()
-        taken = await client.adopt(ticket)
+        taken = await api.client().adopt(ticket)
         for attempt in (lease.release, lock.release, lambda: lease.extend(60), lease.hand_over):
             with pytest.raises(holdfast.NotHeld):
                 await attempt()

@@ -328,3 +328,47 @@ def test_a_ticket_is_a_short_str_safe_in_urls_that_keeps_to_itself(client: holdf
     assert pickle.loads(pickle.dumps(ticket)) == ticket
     assert repr(pickle.loads(pickle.dumps(ticket))) == "<ticket>"
     client.adopt(str(ticket)).release()
+
+
+def test_an_adopted_rlock_is_an_rlock(play: Any) -> None:
+    async def scenario(api: Any) -> None:
+        giver, taker = api.client(), api.client()
+        ticket = await (await giver.rlock("a").acquire()).hand_over()
+        lease = await taker.adopt(ticket)
+
+        async def another() -> None:
+            assert await taker.rlock("a").acquire(blocking=False) is None
+            with pytest.raises(holdfast.NotHeld, match="another thread or task"):
+                await lease.release()
+
+        async with taker.rlock("a", wait=0) as again:
+            assert again.fence == lease.fence
+            await api.spawn(another).join()
+            with pytest.raises(holdfast.Unsupported, match="taken 2 times"):
+                await lease.hand_over()
+        assert lease.held
+        lock = taker.rlock("a", wait=0)
+        assert await lock.acquire()
+        await lock.release()
+        await lock.release()
+        assert not lease.held
+        with pytest.raises(holdfast.NotHeld):
+            await lock.release()
+        async with giver.lock("a", wait=0):
+            pass
+
+    play(scenario)
+
+
+def test_a_ticket_of_a_version_that_knew_no_rlock_gives_a_plain_lease(play: Any) -> None:
+    async def scenario(api: Any) -> None:
+        giver, taker = api.client(), api.client()
+        lease = await giver.rlock("a").acquire()
+        said = f"lock\n{lease.token}\n\na".encode()
+        ticket = "hf1-" + urlsafe_b64encode(crc32(said).to_bytes(4, "big") + said).decode().rstrip("=")
+        await lease.hand_over()
+        taken = await taker.adopt(ticket)
+        assert await taker.rlock("a").acquire(blocking=False) is None
+        await taken.release()
+
+    play(scenario)

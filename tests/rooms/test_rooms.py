@@ -111,6 +111,47 @@ def test_one_object_holds_many_permits(play: Any) -> None:
     play(scenario)
 
 
+def test_release_of_several_permits_is_all_or_none(play: Any) -> None:
+    async def scenario(api: Any) -> None:
+        client = api.client()
+        semaphore = client.semaphore("a", 5)
+        leases = [await semaphore.acquire() for _ in range(4)]
+        with pytest.raises(holdfast.OverRelease, match="5 permits of 'a' cannot be released, for this object holds 4"):
+            await semaphore.release(5)
+        assert [lease.held for lease in leases] == [True] * 4
+        await semaphore.release(n=3)
+        assert [lease.held for lease in leases] == [True, False, False, False]
+        taken = [await client.semaphore("a", 5).acquire(blocking=False) for _ in range(5)]
+        assert [lease is not None for lease in taken] == [True] * 4 + [False]
+        for n in (0, -1, 1.5, True, "1"):
+            with pytest.raises(ValueError, match="n="):
+                await semaphore.release(n)
+        await semaphore.release()
+        with pytest.raises(holdfast.OverRelease, match="no permit"):
+            await semaphore.release(2)
+        for lease in taken[:4]:
+            await lease.release()
+
+    play(scenario)
+
+
+def test_release_of_several_permits_goes_on_after_one_that_was_lost(play: Any) -> None:
+    async def scenario(api: Any) -> None:
+        client = api.client()
+        semaphore = client.semaphore("a", 3)
+        kept, lost = await semaphore.acquire(), await semaphore.acquire()
+        await api.raw("ZREM", "a:hf1:room:{a}", lost.token)
+        with pytest.raises(holdfast.LeaseLost):
+            await semaphore.release(2)
+        assert [kept.held, lost.held] == [False, False]
+        again = [await client.semaphore("a", 3).acquire(blocking=False) for _ in range(3)]
+        assert all(again)
+        for lease in again:
+            await lease.release()
+
+    play(scenario)
+
+
 def test_release_gives_back_the_callers_own_or_else_the_oldest(play: Any) -> None:
     async def scenario(api: Any) -> None:
         semaphore = api.client().semaphore("a", 4)

@@ -671,7 +671,9 @@ def test_exclusive_raises_when_it_is_busy(play: Any) -> None:
 def test_exclusive_skips_when_it_is_busy(play: Any) -> None:
     async def scenario(api: Any) -> None:
         report = Report(api, api.client(), "all", turned_away=2, busy="skip")
-        assert sorted(await outcomes_of(api, report, 1, 1, 1), key=str) == [None, None, "report of 1"]
+        assert sorted(await outcomes_of(api, report, 1, 1, 1), key=str) == [holdfast.SKIPPED] * 2 + ["report of 1"]
+        report = Report(api, api.client(), "all", turned_away=1, busy="skip", default=None)
+        assert sorted(await outcomes_of(api, report, 1, 1), key=str) == [None, "report of 1"]
         report = Report(api, api.client(), "all", turned_away=1, busy="skip", default="busy")
         assert sorted(await outcomes_of(api, report, 1, 1)) == ["busy", "report of 1"]
 

@@ -14,7 +14,8 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_the_code_on_the_page_runs(server: Server) -> None:
-    assert run_page("cache.md", server.port) == ["3", "user:42:en", "LookupError no such user", "report of 42"]
+    said = ["3", "user:42:en", "LookupError no such user", "report of 42", "1 True"]
+    assert run_page("cache.md", server.port) == said
 
 
 def test_the_example_asks_the_database_once_a_second() -> None:

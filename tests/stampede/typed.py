@@ -7,6 +7,7 @@ from typing import assert_type
 
 import holdfast
 import holdfast.aio
+from holdfast.decorated import Skipped
 
 client = holdfast.connect()
 
@@ -59,7 +60,7 @@ def report(user_id: int) -> str:
 
 
 @client.exclusive("report:{user_id}", busy="skip")
-def report_or_none(user_id: int) -> str:
+def report_or_skip(user_id: int) -> str:
     return str(user_id)
 
 
@@ -69,11 +70,15 @@ def report_or_false(user_id: int) -> str:
 
 
 assert_type(report(1), str)
-assert_type(report_or_none(1), str | None)
+assert_type(report_or_skip(1), str | Skipped)
+if (sent := report_or_skip(1)) is not holdfast.SKIPPED:
+    assert_type(sent, str)
 assert_type(report_or_false(1), str | bool)
 report("1")  # type: ignore[arg-type]
 client.exclusive("a", busy="later")  # type: ignore[call-overload]
 client.exclusive("a", default=1)  # type: ignore[call-overload]
+if (lease := holdfast.current_lease()) is not None:
+    assert_type(lease.fence, int)
 
 awaiting = holdfast.aio.connect()
 
@@ -108,7 +113,7 @@ async def report_soon(user_id: int) -> str:
 
 
 @awaiting.exclusive("report:{user_id}", busy="skip")
-async def report_soon_or_none(user_id: int) -> str:
+async def report_soon_or_skip(user_id: int) -> str:
     return str(user_id)
 
 
@@ -128,7 +133,7 @@ async def main() -> None:
     assert_type(await Depot().stock.invalidate("tea"), bool)
     assert_type(await Depot().move("tea"), int)
     assert_type(await report_soon(1), str)
-    assert_type(await report_soon_or_none(1), str | None)
+    assert_type(await report_soon_or_skip(1), str | Skipped)
     assert_type(await report_plain_or_zero(1), str | int)
     await asyncio.create_task(report_soon(1))
     await name_soon("1")  # type: ignore[arg-type]

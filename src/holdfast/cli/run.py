@@ -11,6 +11,7 @@ from holdfast.blocking import connect
 from holdfast.cli import Voice, duration
 from holdfast.cli.supervise import Run
 from holdfast.errors import InvalidConfig, InvalidName
+from holdfast.options import LONGEST_LABEL
 
 __all__ = ["run"]
 
@@ -47,6 +48,8 @@ class RunCommand(click.Command):
         ctx.meta["holdfast.argv"] = args[split + 1 :]
         if not args[split + 1 :] and not ctx.resilient_parsing:
             raise click.UsageError("what is to be run? Write it after '--': holdfast run NAME -- COMMAND", ctx)
+        if args[split + 1 :] and not args[split + 1]:
+            raise click.UsageError("the command after '--' is empty; a variable in its place may not be set", ctx)
         return rest
 
     def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -166,7 +169,7 @@ def run(
             ttl=ttl,
             at_least=at_least,
             max_hold=max_hold,
-            label=os.path.basename(argv[0]) if label is None else label,
+            label=os.path.basename(argv[0])[:LONGEST_LABEL] if label is None else label,
         ).run()
     except (InvalidName, InvalidConfig) as error:
         raise click.UsageError(str(error), ctx) from error

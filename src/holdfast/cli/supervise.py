@@ -34,7 +34,7 @@ from holdfast.cli import BUSY, LOST, UNAVAILABLE, USAGE, Voice
 from holdfast.cli.child import Child, Ended, Stopped
 from holdfast.cli.signals import ENDING, Inbox, Signalled
 from holdfast.drivers.clock import now
-from holdfast.errors import HoldfastError, LeaseLost, NotAcquired, NotHeld, Unavailable, Unsupported
+from holdfast.errors import HoldfastError, LeaseLost, NotAcquired, NotHeld, Unavailable, Unsupported, rounded
 from holdfast.guard import stamp
 
 __all__ = ["Margins", "Run", "margins"]
@@ -152,7 +152,7 @@ class Run:
         if lease is None:
             self._voice.say(
                 "busy",
-                f"lock {self._lock.name!r} is held by someone else (waited {waited:.3g} s); "
+                f"lock {self._lock.name!r} is held by someone else (waited {rounded(waited)} s); "
                 "wait longer with --wait, or come back later",
                 name=self._lock.name,
                 waited=waited,
@@ -176,7 +176,7 @@ class Run:
         if lease is not None or (until is not None and now() >= until):
             return lease
         left = None if until is None else until - now()
-        patience = "" if left is None else f", at most {left:.3g} s"
+        patience = "" if left is None else f", at most {rounded(left)} s"
         self._voice.say("waiting", f"waiting for lock {lock.name!r}{patience}", name=lock.name)
         return lock.acquire(timeout=-1 if left is None else max(0.0, left))
 
@@ -256,10 +256,10 @@ class Run:
             return self._pronounce(_why_lost(self._lease), self._margins.grace)
         left = self._lease.remaining()
         if left < self._margins.notice:
-            reason = f"it could not be renewed and ends in {left:.3g} s (see whether the server is well)"
+            reason = f"it could not be renewed and ends in {rounded(left)} s (see whether the server is well)"
             return self._pronounce(reason, left - self._margins.last, silent=True)
         if self._max_hold is not None and now() >= self._held_since + self._max_hold:
-            return self._pronounce(f"--max-hold of {self._max_hold:g} s is over", self._margins.notice)
+            return self._pronounce(f"--max-hold of {rounded(self._max_hold)} s is over", self._margins.notice)
         return None
 
     def _pronounce(self, reason: str, grace: float, *, silent: bool = False) -> Doom:
@@ -267,7 +267,7 @@ class Run:
         if not self._started:
             what = "was not started; try again"
         elif grace > 0:
-            what = f"was told to end and is killed in {grace:.3g} s; see what it left undone"
+            what = f"was told to end and is killed in {rounded(grace)} s; see what it left undone"
         else:
             what = "was killed; see what it left undone"
         self._voice.say(
@@ -293,7 +293,8 @@ class Run:
         left = self._lease.remaining()
         self._voice.say(
             "suspended",
-            f"suspended: lock {self._lease.name!r} is not renewed meanwhile, and the command is killed in {left:.3g} s",
+            f"suspended: lock {self._lease.name!r} is not renewed meanwhile, and the command is killed in "
+            f"{rounded(left)} s",
             left=round(left, 3),
         )
 
@@ -312,7 +313,9 @@ class Run:
         if now() >= until or lease.lost.is_set():
             return False
         self._inbox.take()  # those were for the command
-        self._voice.say("keeping", f"the command has ended; lock {lease.name!r} is kept for {until - now():.3g} s more")
+        self._voice.say(
+            "keeping", f"the command has ended; lock {lease.name!r} is kept for {rounded(until - now())} s more"
+        )
         while now() < until and not any(signum in ENDING for signum in self._inbox.take()):
             if lease.lost.is_set():
                 break
@@ -324,6 +327,7 @@ class Run:
         lease = self._lease
         if self._doom is not None and self._doom.silent and lease.remaining() < self._margins.notice:
             warnings.simplefilter("ignore", ResourceWarning)  # it is dropped on purpose: it ends by itself
+            del lease, self._lease, self._lock  # else close() would wait for the silent server to take it back
             return False
         try:
             lease.release()
@@ -334,7 +338,7 @@ class Run:
         except HoldfastError as error:
             self._voice.say(
                 "unreleased",
-                f"lock {lease.name!r} was not given back, and ends by itself within {self._ttl:g} s: {error}",
+                f"lock {lease.name!r} was not given back, and ends by itself within {rounded(self._ttl)} s: {error}",
                 error=True,
                 name=lease.name,
             )

@@ -27,8 +27,9 @@ from holdfast.errors import HoldfastError, InvalidConfig
 from holdfast.lease import Hold
 from holdfast.protocol import effects as fx
 from holdfast.protocol.bells import Switchboard
+from holdfast.protocol.closing import give_back, lose_all
 from holdfast.protocol.cohort import Cohorts
-from holdfast.protocol.keepalive import CLOSED, Book, keep
+from holdfast.protocol.keepalive import Book, keep
 from holdfast.protocol.mutex import GRACE
 
 __all__ = ["Bell", "Driver"]
@@ -124,6 +125,7 @@ class Driver:
         self._links = Links(self.engine)
         self._keeper: asyncio.Task[None] | None = None
         self._told: set[asyncio.Task[Any]] = set()
+        self._closing: asyncio.Task[Any] | None = None  # the task that closes the client, while it does
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = 0  # in which that runs
         self._at_once: dict[type, Callable[[Any], Any]] = {  # effects that need no waiting
@@ -243,7 +245,7 @@ class Driver:
                 await asyncio.sleep(1.0)
 
     def _tell(self, hold: Hold) -> None:
-        if hold.notify is None:
+        if hold.notify is None or (self._closing is not None and _is_body_of(hold, self._closing)):
             return
         try:
             outcome = hold.notify()
@@ -255,21 +257,31 @@ class Driver:
             self._told.add(task)
             task.add_done_callback(self._told.discard)
 
-    async def close(self) -> None:
+    async def close(self, timeout: float) -> None:
+        """Tell the holders that their leases are lost, give these back, and let go of connections and tasks."""
         self._find_loop()
-        self.book.close()
-        keeper = self._keeper
-        if keeper is not None and keeper is not asyncio.current_task():
-            await asyncio.wait([keeper], timeout=2.0)
-            keeper.cancel()
-        for hold in list(self.book.holds.values()):
-            if hold.lose(CLOSED):
-                self._tell(hold)
-            self.cohorts.leave(hold)
-        await self.engine.close()
-        await self._lifeline.close()
-        await self._links.close_all()
-        self.board.look_again()  # whoever waits is to find out, too
+        until, me = clock.now() + timeout, asyncio.current_task()
+        self._closing = me  # whose own bodies are cancelled last, lest that cuts this short
+        lost: list[Hold] = []
+        try:
+            lost = await self.run(lose_all(self.book))
+            others = {task for task in (self._keeper, *self._told) if task is not None and task is not me}
+            if others:
+                await asyncio.wait(others, timeout=max(0.0, until - clock.now()))
+            await self.run(give_back(lost, until))
+        finally:
+            if self._keeper is not None and self._keeper is not me:
+                self._keeper.cancel()
+            for hold in list(self.book.holds.values()):
+                self.cohorts.leave(hold)
+            await self.engine.close()
+            await self._lifeline.close()
+            await self._links.close_all()
+            self.board.look_again()  # wake all waiters, so that they see that the client is closed
+            self._closing = None
+            for hold in lost:
+                if _is_body_of(hold, me):
+                    self._tell(hold)
 
     def _find_loop(self) -> asyncio.AbstractEventLoop:
         """The loop that runs here, and in which we are from now on."""
@@ -308,6 +320,12 @@ class Driver:
         self.cohorts.forget()
         self._name_channel()
         self._keeper = None
+
+
+def _is_body_of(hold: Hold, task: asyncio.Task[Any] | None) -> bool:
+    """Whether to tell of the loss of this hold is to cancel that task."""
+    body = getattr(hold.notify, "__self__", None)
+    return isinstance(body, Body) and body.task is task
 
 
 async def _finish_telling(outcome: Any, name: str) -> None:

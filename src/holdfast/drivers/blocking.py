@@ -24,8 +24,9 @@ from holdfast.errors import HoldfastError
 from holdfast.lease import Hold
 from holdfast.protocol import effects as fx
 from holdfast.protocol.bells import Switchboard
+from holdfast.protocol.closing import give_back, lose_all
 from holdfast.protocol.cohort import Cohorts
-from holdfast.protocol.keepalive import CLOSED, Book, keep
+from holdfast.protocol.keepalive import Book, keep
 
 __all__ = ["Bell", "Driver"]
 
@@ -207,8 +208,12 @@ class Driver:
         self._news.put(hold)
         with self._starting:
             if self._teller is None:
-                self._teller = threading.Thread(target=self._tell_all, name="holdfast-on-lost", daemon=True)
-                self._teller.start()
+                teller = threading.Thread(target=self._tell_all, name="holdfast-on-lost", daemon=True)
+                try:
+                    teller.start()
+                except RuntimeError:  # the interpreter is exiting, and on_lost can run nowhere
+                    return
+                self._teller = teller
 
     def _tell_all(self) -> None:
         while (hold := self._news.get()) is not None:
@@ -219,19 +224,22 @@ class Driver:
                 log.exception("on_lost of the lock %r failed", hold.name)
             del hold  # which may be the last to know of its lease
 
-    def close(self) -> None:
-        self.book.close()
-        keeper = self._keeper
-        if keeper is not None and keeper is not threading.current_thread():
-            keeper.join(timeout=2.0)
-        for hold in list(self.book.holds.values()):
-            if hold.lose(CLOSED):
-                self._tell(hold)
-            self.cohorts.leave(hold)
-        self._news.put(None)
-        self.engine.close()
-        self.wire.close()
-        self.board.look_again()  # whoever waits is to find out, too
+    def close(self, timeout: float) -> None:
+        """Tell the holders that their leases are lost, give these back, and let go of connections and threads."""
+        until = clock.now() + timeout
+        try:
+            lost = self.run(lose_all(self.book))
+            self._news.put(None)  # the thread that calls on_lost ends after the last of them
+            for thread in (self._teller, self._keeper):
+                if thread is not None and thread is not threading.current_thread():
+                    thread.join(max(0.0, until - clock.now()))
+            self.run(give_back(lost, until))
+        finally:
+            for hold in list(self.book.holds.values()):
+                self.cohorts.leave(hold)
+            self.engine.close()
+            self.wire.close()
+            self.board.look_again()  # wake all waiters, so that they see that the client is closed
 
     def forget(self) -> None:
         """In a forked child: threads are gone, and sockets, locks and leases are the parent's."""

@@ -17,7 +17,7 @@ from typing import Any, Final
 import hiredis
 import redis.exceptions
 
-from holdfast.errors import HoldfastError, Unavailable, Unsupported
+from holdfast.errors import HoldfastError, Unavailable, Unsupported, rounded
 from holdfast.lua import SCRIPTS
 from holdfast.protocol.effects import Command, Step, StepFailed
 
@@ -185,9 +185,9 @@ def silence(
     met: bool = True,
     tls: bool = False,
 ) -> StepFailed:
-    what, advice = f"it did not answer within {timeout:.3g} s", "It may be hung or far away; see timeout= of connect"
+    what, advice = f"it did not answer within {rounded(timeout)} s", "It may be hung or far away; see timeout= of connect"
     if tls:  # while it was being connected to
-        what = f"no TLS handshake came about within {timeout:.3g} s"
+        what = f"no TLS handshake came about within {rounded(timeout)} s"
         advice = "If its port is a plain one, use redis:// in the URL, or ssl=False; else it may be hung or far away"
     return _failed(Unavailable({address: what}, advice), cause, sent=sent, retry=True, met=met)
 

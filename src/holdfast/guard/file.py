@@ -85,8 +85,12 @@ def _content(data: bytes | str) -> bytes:
 
 
 def _resolve(path: str | os.PathLike[str]) -> Path:
-    """A link and what it leads to are one file, with one fence."""
-    return Path(os.path.realpath(path))
+    """The file that a link leads to, which has one fence with it. InvalidConfig if it could not be replaced."""
+    target = Path(os.path.realpath(path))
+    if target.exists() and not target.is_file():
+        kind = "a directory" if target.is_dir() else "no regular file"
+        raise InvalidConfig(f"{str(path)!r:.200}", f"it is {kind}; name a file, which is then replaced as a whole")
+    return target
 
 
 def _raise_fence(target: Path, claim: Stamp, shown: str) -> None:

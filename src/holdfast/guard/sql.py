@@ -1,4 +1,4 @@
-"""Guarded writes to the rows of a SQL table, through the caller's own DB-API connection.
+"""Guarded writes to the rows of a SQL table, through the caller's own connection: a DB-API one, or SQLAlchemy's.
 
 A row has two columns more, for the fence and the holder of its last write. The comparison stands in the one statement
 that writes, so the database makes it one step: under READ COMMITTED, a statement that had to wait for another
@@ -18,7 +18,8 @@ their errors.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from inspect import iscoroutinefunction
 from itertools import count
 from typing import Any, Final, NamedTuple
@@ -74,7 +75,7 @@ class Table:
         A row of nothing but its key keeps the fence of what else is written in the same transaction.
         """
         claim = stamp(lease, name=name)
-        style = self._style(connection)
+        connection, style = self._use(connection)
         if not self._written(connection, row, self.put_statement(row, claim, paramstyle=style)):
             stored = self._stored(connection, row, style)
             raise claim.refusal(self._describe(row), stored[0] if stored else None)
@@ -85,7 +86,7 @@ class Table:
     ) -> None:
         """Update the row with that key (KeyError if there is none); StaleFence if a later holder wrote it."""
         claim = stamp(lease, name=name)
-        style = self._style(connection)
+        connection, style = self._use(connection)
         if not self._written(connection, row, self.update_statement(row, claim, paramstyle=style)):
             stored = self._stored(connection, row, style)
             if stored is None:
@@ -127,6 +128,8 @@ class Table:
         """The key, and what is written beside it."""
         if not isinstance(row, Mapping):
             raise InvalidConfig(f"a row of type {type(row).__name__}", "give a dict of its values by column")
+        for column in row:
+            _check_name(column)
         if missing := [column for column in self._key if row.get(column) is None]:
             raise InvalidConfig(f"a row without {missing[0]!r}", f"it is a part of the key of {self.name!r}")
         ours = {self._fence: claim.fence, self._holder: claim.holder}
@@ -157,15 +160,9 @@ class Table:
             f"SELECT {kept}.{words.quote(self._fence)} FROM {words.table(self.name)} AS {kept} "
             f"WHERE {words.match(kept, key)}"
         )
-        cursor = connection.cursor()
-        try:
-            if hasattr(cursor, "row_factory"):
-                cursor.row_factory = _plain  # whatever kind of rows the connection makes
-            cursor.execute(text, tuple(key.values()))
+        with _executed(connection, Statement(text, tuple(key.values()))) as cursor:
             found = cursor.fetchone()
             return tuple(found.values()) if isinstance(found, Mapping) else found
-        finally:
-            cursor.close()
 
     def _refuse_fence_alone(self, connection: Any, row: Mapping[str, Any]) -> None:
         if len(row) == len(self._key) and _stands_alone(connection):
@@ -175,10 +172,18 @@ class Table:
                 "begin a transaction first",
             )
 
-    def _style(self, connection: Any) -> str:
+    def _use(self, connection: Any) -> tuple[Any, str]:
+        """The connection to write by (a Session's own, if it is one of SQLAlchemy's), and its paramstyle."""
         if any(iscoroutinefunction(getattr(connection, method, None)) for method in ("commit", "execute")):
             raise Unsupported("a guarded write by a connection of asyncio", "await what put_statement() gives you")
-        return self._paramstyle or _style_of(connection)
+        if not hasattr(connection, "cursor") and callable(getattr(connection, "connection", None)):
+            connection = connection.connection()
+        if not (hasattr(connection, "cursor") or _is_sqlalchemy(connection)):
+            given = type(connection).__name__
+            raise InvalidConfig(
+                f"{given} as a connection", "give a DB-API connection, or SQLAlchemy's Connection or Session"
+            )
+        return connection, self._paramstyle or _style_of(connection)
 
     def _describe(self, row: Mapping[str, Any]) -> str:
         return f"{self.name} {', '.join(f'{column}={row[column]!r}' for column in self._key)}"
@@ -198,8 +203,7 @@ class _Words:
         return self._mark.format(next(self._numbers))
 
     def quote(self, name: str) -> str:
-        if not name or "\0" in name:
-            raise InvalidConfig(f"{name!r} as the name of a table or column", "give it as the database stores it")
+        _check_name(name)
         quoted = '"' + name.replace('"', '""') + '"'
         return quoted.replace("%", "%%") if self._mark == "%s" else quoted
 
@@ -220,14 +224,45 @@ def _plain(_cursor: Any, row: Any = None) -> Any:
     return tuple if row is None else row
 
 
-def _count(connection: Any, statement: Statement) -> int:
-    """Execute it; how many rows it has written."""
-    cursor = connection.cursor()
+def _check_name(name: Any) -> None:
     try:
-        cursor.execute(statement.text, statement.values)
-        count: int = cursor.rowcount
+        usable = isinstance(name, str) and name and "\0" not in name and name.encode()
+    except UnicodeEncodeError:
+        usable = False
+    if not usable:
+        raise InvalidConfig(f"{name!r:.60} as the name of a table or column", "give it as the database stores it")
+
+
+def _is_sqlalchemy(connection: Any) -> bool:
+    return hasattr(connection, "exec_driver_sql")
+
+
+@contextmanager
+def _executed(connection: Any, statement: Statement) -> Iterator[Any]:
+    """What has rowcount and fetchone after the statement was executed.
+
+    Not by the cursor that is below SQLAlchemy's connection: that would begin no transaction above, and nothing would
+    be committed.
+    """
+    if _is_sqlalchemy(connection):
+        keep_count = {"preserve_rowcount": True}
+        cursor = connection.exec_driver_sql(statement.text, statement.values, execution_options=keep_count)
+    else:
+        cursor = connection.cursor()
+    try:
+        if not _is_sqlalchemy(connection):
+            if hasattr(cursor, "row_factory"):
+                cursor.row_factory = _plain  # whatever kind of rows the connection makes
+            cursor.execute(statement.text, statement.values)
+        yield cursor
     finally:
         cursor.close()
+
+
+def _count(connection: Any, statement: Statement) -> int:
+    """Execute it; how many rows it has written."""
+    with _executed(connection, statement) as cursor:
+        count: int = cursor.rowcount
     if count < 0:
         raise Unsupported("a driver that does not count rows", "roll back: nobody can say whether this was written")
     return count
@@ -235,6 +270,8 @@ def _count(connection: Any, statement: Statement) -> int:
 
 def _stands_alone(connection: Any) -> bool:
     """Whether no transaction is open after a statement, as far as the drivers that we know tell it."""
+    if _is_sqlalchemy(connection):
+        connection = connection.connection.dbapi_connection
     if isinstance(open_now := getattr(connection, "in_transaction", None), bool):  # sqlite3
         return not open_now
     return getattr(getattr(connection, "info", None), "transaction_status", None) == 0  # psycopg: idle
@@ -242,6 +279,8 @@ def _stands_alone(connection: Any) -> bool:
 
 def _style_of(connection: Any) -> str:
     """The paramstyle of the module that the connection's class, or one that it is derived from, comes from."""
+    if _is_sqlalchemy(connection):
+        return str(connection.dialect.dbapi.paramstyle)
     for kind in type(connection).__mro__:
         module = sys.modules.get(kind.__module__.partition(".")[0])
         style = getattr(module, "paramstyle", None)

@@ -17,8 +17,9 @@ from holdfast.lab.waiting import Bell
 from holdfast.lease import Hold
 from holdfast.protocol import effects as fx
 from holdfast.protocol.bells import Switchboard
+from holdfast.protocol.closing import give_back, lose_all
 from holdfast.protocol.cohort import Cohorts
-from holdfast.protocol.keepalive import CLOSED, Book, keep
+from holdfast.protocol.keepalive import Book, keep
 from holdfast.protocol.mutex import GRACE
 
 if TYPE_CHECKING:
@@ -107,11 +108,12 @@ class Machine:
             raise Cancelled
         return result
 
-    async def close(self) -> None:
-        self.book.close()
-        for hold in list(self.book.holds.values()):
-            if hold.lose(CLOSED) and hold.notify is not None:
-                hold.notify()
+    async def close(self, timeout: float) -> None:
+        await self.run(self._close(self.now() + timeout))
+
+    def _close(self, until: float) -> fx.Effects[None]:
+        lost = yield from lose_all(self.book)
+        yield from give_back(lost, until)
 
     # Bells.
 
@@ -322,6 +324,7 @@ class Process:
             machine.book.entrust(effect.hold, machine.now())
             return machine.keep()
         if isinstance(effect, fx.Tell):
+            self._shielded = True  # if it cancels this very process, that is noted until the protocol is over
             return effect.hold.notify() if effect.hold.notify is not None else None
         if isinstance(effect, fx.Warn):
             return machine.warnings.append(effect.message)

@@ -2,9 +2,9 @@
 
 Invariant. Nobody shares a hold. The giver's ends before there is a ticket; adopting puts a new token in the place of
 the giver's, if and only if that is still there, so a ticket serves once, and never takes what is free or another's.
-What passes is all that the giver had, and no more: the lock, all of several names, the same slot of a semaphore, the
-same side of a readers-writer lock. The new fence is greater than any that the giver had, or had set aside for its
-cohort.
+What passes is all that the giver had, and no more: the lock (which stays reentrant if it was), all of several names,
+the same slot of a semaphore, the same side of a readers-writer lock. The new fence is greater than any that the giver
+had, or had set aside for its cohort.
 
 Atomic: ``hand_over`` on the server makes the hold last one ttl from now; that is the time there is to adopt it, for
 nobody renews it meanwhile. ``adopt`` swaps the token. Both are idempotent: a reply that was lost is asked for again.
@@ -39,7 +39,7 @@ from holdfast.names import MAX_NAME_BYTES
 from holdfast.protocol import mutex
 from holdfast.protocol.cohort import Gate
 from holdfast.protocol.effects import STOPPED, Effects, Step, StepFailed, attach, caller, clock, new_token
-from holdfast.protocol.lock import BaseLock, Driver
+from holdfast.protocol.lock import BaseLock, Driver, weakly
 from holdfast.protocol.replies import NotAdopted
 from holdfast.protocol.retry import outage, until_answered
 
@@ -50,7 +50,7 @@ LONGEST: Final = 4 * 33 * MAX_NAME_BYTES // 3  # as many names as one can lock, 
 _SUM_BYTES: Final = 4
 
 # What a ticket can be for: a species, and how much of it, in the words of room.py.
-_OFFERED: Final = re.compile(r"lock|semaphore n[1-9][0-9]{0,6}|rwlock (?:any|all)")
+_OFFERED: Final = re.compile(r"lock|rlock|semaphore n[1-9][0-9]{0,6}|rwlock (?:any|all)")
 
 L = TypeVar("L", bound=BaseLease)
 
@@ -90,6 +90,8 @@ def _in_words(what: Offer | Hold) -> str:
         return f"a permit of the semaphore {names}"
     if what.species == "rwlock":
         return f"the {'writing' if what.wanted == 'all' else 'reading'} side of {names}"
+    if what.species == "rlock":
+        return f"the reentrant lock {names}"
     return f"the lock {names}" if len(what.names) == 1 else f"a lock on {names}"
 
 
@@ -115,7 +117,7 @@ def read_ticket(ticket: str, namespace: str) -> Offer:
     if not names or crc32(data[_SUM_BYTES:]).to_bytes(_SUM_BYTES, "big") != data[:_SUM_BYTES]:
         raise InvalidConfig("a ticket", "it has come to harm on its way: give what hand_over() has returned, as it was")
     species, _, wanted = offered.partition(" ")
-    if not _OFFERED.fullmatch(offered) or (wanted and len(names) > 1):
+    if not _OFFERED.fullmatch(offered) or (offered != "lock" and len(names) > 1):
         raise Unsupported(f"a ticket for a {offered:.20}", "a newer version of Holdfast may know what that is")
     offer = Offer(species, wanted, tuple(names), token)
     if theirs != namespace:
@@ -182,7 +184,7 @@ def adopt(lock: BaseLock[L], offer: Offer) -> Effects[L]:
         lock._begin_life()
     hold = lock._new_hold()
     _refuse_another(hold, offer)
-    hold.wanted = offer.wanted
+    hold.wanted, hold.caller = offer.wanted, weakly(me)
     hold.terms = terms = replace(hold.terms, cohort=0)
     hold.seat = hold.gate = gate = Gate()
     gate.cohorts = driver.cohorts

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from typing import Any, Final, Generic, Protocol, TypeVar
+from weakref import ref
 
-from holdfast.errors import AcquireTimeout, HoldfastError, LeaseLost, NotHeld, Unavailable
+from holdfast.errors import AcquireTimeout, HoldfastError, LeaseLost, NotHeld, Unavailable, rounded
 from holdfast.holder import holder_of
 from holdfast.lease import ENDED, TRYING, BaseLease, Hold, Terms
 from holdfast.names import Keys
@@ -39,11 +40,22 @@ from holdfast.protocol.keepalive import Book
 from holdfast.protocol.replies import FREED, Refused
 from holdfast.protocol.retry import SHORTEST_CALL, outage, until_answered
 
-__all__ = ["BaseLock", "BaseLost", "Driver", "extend_lease", "release_lease", "wait_until_lost"]
+__all__ = [
+    "COME_BACK",
+    "BaseLock",
+    "BaseLost",
+    "Driver",
+    "extend_lease",
+    "held_by",
+    "release_lease",
+    "wait_until_lost",
+    "weakly",
+]
 
 L = TypeVar("L", bound=BaseLease)
 
 _NEVER: Final = float("inf")
+COME_BACK: Final = "Wait longer (wait=), or catch AcquireTimeout and come back later"
 
 
 class Driver(Protocol):
@@ -70,6 +82,10 @@ class BaseLost:
 
     def is_set(self) -> bool:
         return bool(self._hold.why_lost(self._driver.now()))
+
+    def __repr__(self) -> str:
+        state = f"set: {self._hold.why_lost(self._driver.now())}" if self.is_set() else "unset"
+        return f"<{type(self).__module__}.Lost of {self._hold.name!r} [{state}]>"
 
 
 class BaseLock(Generic[L]):
@@ -122,7 +138,7 @@ class BaseLock(Generic[L]):
 
     def _obtain(self, patience: float | None) -> Effects[L]:
         """A lease; AcquireTimeout if another holder has it, or others are before us; Unavailable without an answer."""
-        started = yield from clock()
+        started, me = (yield from clock()), weakly((yield from caller()))
         until = _NEVER if patience is None else started + patience
         # One that does not wait for the lock still waits for an answer.
         answer_by = until if patience != 0.0 else started + self._terms.timeout
@@ -134,6 +150,7 @@ class BaseLock(Generic[L]):
         cohorts = driver.cohorts
         while True:
             hold = self._new_hold()
+            hold.caller = me
             try:
                 if not cohorts.sit_down(hold) and (patience != 0.0 or not cohorts.sit_apart(hold)):
                     now = yield from cohorts.stand_in_line(hold, until)
@@ -173,7 +190,7 @@ class BaseLock(Generic[L]):
         if outcome is None and active is not None and active.phase is TRYING:
             outcome = active.outcome
             if outcome is None and waited >= SHORTEST_CALL:
-                silence = {self._driver.address: f"it did not answer within {waited:.2g} s"}
+                silence = {self._driver.address: f"it did not answer within {rounded(waited)} s"}
                 outcome = Unavailable(silence, "It may be hung or far away; see timeout= of connect")
         if isinstance(outcome, Unavailable):
             return Unavailable(outcome.causes, outcome.advice, f"lock {self.name!r}")
@@ -238,20 +255,21 @@ class BaseLock(Generic[L]):
             raise
         return lease
 
-    def _held_here(self, now: float) -> set[str]:
-        """The keys, of those asked for, that somebody has through this client: alone, or with others at once."""
-        held = (main for hold in list(self._driver.book.holds) if hold.valid(now) for main in hold.mains)
-        return set(self._mains()).intersection(held)
+    def _held_here(self, now: float) -> dict[str, Hashable]:
+        """The keys, of those asked for, that are held through this client, each with the thread or task that has it."""
+        holds = [
+            *self._driver.book.holds,
+            *([] if self._lease is None else [self._lease._hold]),
+        ]  # a recipe's is not there
+        held = {main: hold.caller for hold in holds if hold.valid(now) for main in hold.mains}
+        return {main: held[main] for main in self._mains() if main in held}
 
     def _why_not(self, now: float, me: Hashable) -> str:
-        """Why that caller could not have it; empty if somebody else has it."""
-        if self._lease is None or self._lease._hold.phase is ENDED:
-            if not self._held_here(now):
-                return ""
-            return "another Lock object of this client holds it. Nested by mistake? Pass the lease down instead"
-        if self._lease._hold.why_lost(now):
+        """Why that caller could not have it; empty if no thread or task of this client has it."""
+        if self._lease is not None and self._lease._hold.why_lost(now):
             return "the last lease of this Lock object was lost. Call its release(), which says so, and start again"
-        return "this very Lock object holds it, and it is not reentrant. Nested by mistake? Give each holder its own"
+        held = self._held_here(now)
+        return held_by(weakly(me), next(iter(held.values()))) if held else ""
 
     def _leave(self, error: BaseException | None) -> Effects[None] | None:
         """Leave ``with``: what is to be run for that, or None if it was done at once.
@@ -328,6 +346,21 @@ class BaseLock(Generic[L]):
     def __repr__(self) -> str:
         state = "locked" if self._gate else "unlocked"
         return f"<{state} {type(self).__module__}.Lock object {self.name!r} at {id(self):#x}>"
+
+
+def weakly(caller: Hashable) -> Hashable:
+    """A weak reference to a task; a thread's number as it is."""
+    try:
+        return ref(caller)
+    except TypeError:
+        return caller
+
+
+def held_by(me: Hashable, holder: Hashable, what: str = "it") -> str:
+    """Why a caller could not have what that caller has."""
+    if me == holder:
+        return f"this thread or task holds {what}. Nested by mistake? Pass the lease down, or use client.rlock"
+    return f"another thread or task of this process holds {what}. {COME_BACK}"
 
 
 def release_lease(lease: BaseLease, struck: BaseException | None = None) -> Effects[None]:

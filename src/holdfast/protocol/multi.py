@@ -30,11 +30,11 @@ from collections.abc import Hashable
 from typing import Any, Final, TypeVar
 
 from holdfast.errors import InvalidName
-from holdfast.lease import ENDED, BaseLease, Hold, Terms, Word
+from holdfast.lease import BaseLease, Hold, Terms, Word
 from holdfast.names import Keys
 from holdfast.protocol.cohort import Gate
 from holdfast.protocol.effects import Step
-from holdfast.protocol.lock import BaseLock
+from holdfast.protocol.lock import BaseLock, held_by, weakly
 
 __all__ = ["MOST_NAMES", "BaseMultiLock", "MultiHold", "together"]
 
@@ -148,10 +148,11 @@ class BaseMultiLock(BaseLock[L]):
         return tuple(keys.main for keys in self._each)
 
     def _why_not(self, now: float, me: Hashable) -> str:
-        if self._lease is None or self._lease._hold.phase is ENDED:
-            held = self._held_here(now)
-            for keys in self._each:
-                if keys.main in held:
-                    return f"another Lock object of this client holds {keys.name!r}. Nested? Ask for all at once"
+        if self._lease is not None and self._lease._hold.why_lost(now):
+            return super()._why_not(now, me)
+        me, held = weakly(me), self._held_here(now)
+        found = [(held[keys.main], keys.name) for keys in self._each if keys.main in held]
+        if not found:
             return ""
-        return super()._why_not(now, me)
+        holder, name = min(found, key=lambda one: one[0] != me)  # above all, whether it is the caller itself
+        return held_by(me, holder, repr(name))

@@ -36,6 +36,7 @@ from holdfast.errors import (
     OutcomeUnknown,
     Unavailable,
     Unsupported,
+    rounded,
 )
 from holdfast.lease import ENDED, TRYING, Hold
 from holdfast.protocol.effects import STOPPED, Effects, Step, StepFailed, call, clock, entrust, tell
@@ -224,12 +225,11 @@ def release(hold: Hold, now: float) -> Effects[None]:
     except STOPPED:
         yield from settle(hold)
         raise
-    if lost:
-        raise LeaseLost(hold.name, hold.fence, lost)
-    if freed == 1:
+    if not lost and freed == 1:
         return
-    if certain:
-        raise LeaseLost(hold.name, hold.fence, LOST_BY[freed])
+    if lost or certain:
+        hold.reason = lost or LOST_BY[freed]
+        raise LeaseLost(hold.name, hold.fence, hold.reason)
     now = yield from clock()
     if now >= hold.deadline:
         raise OutcomeUnknown(
@@ -265,7 +265,7 @@ def _unreleased(hold: Hold, failed: StepFailed, sent: bool, now: float) -> Holdf
     if not sent:
         return failed.error
     left = hold.gone_by() - now
-    ends = f"ends by itself in about {left:.2g} s at the latest" if left > 0 else "has ended by itself meanwhile"
+    ends = f"ends by itself in about {rounded(left)} s at the latest" if left > 0 else "has ended by itself meanwhile"
     return OutcomeUnknown(hold.name, "a release", f"it goes on in the background, and the lease {ends}")
 
 
@@ -275,8 +275,8 @@ def extend(hold: Hold, seconds: float) -> Effects[None]:
     if now + seconds > hold.ends and not hold.why_lost(now):
         left = max(0.0, hold.ends - now)
         raise InvalidConfig(
-            f"extend({seconds:g})",
-            f"max_hold={hold.terms.max_hold:g} leaves {hold.name!r} only {left:.3g} s more",
+            f"extend({rounded(seconds)})",
+            f"max_hold={rounded(hold.terms.max_hold or 0.0)} leaves {hold.name!r} only {rounded(left)} s more",
         )
     hold.ask_to_prolong(seconds, now + hold.terms.timeout)
     asked_at = yield from insist(hold, renew_step(hold, seconds))

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
-from holdfast.errors import HoldfastError, Unavailable, Unsupported
+from holdfast.errors import HoldfastError, Unavailable, Unsupported, rounded
 from holdfast.lease import Hold, Terms
 from holdfast.protocol.effects import Command as PlainCommand
 from holdfast.protocol.effects import Effects, Step, StepFailed, call, clock, wait
@@ -150,5 +150,5 @@ def outage(failed: StepFailed, subject: str, waited: float | None = None) -> Hol
         return error
     causes = error.causes
     if failed.silent and waited is not None:
-        causes = dict.fromkeys(causes, f"it did not answer within {waited:.2g} s")
+        causes = dict.fromkeys(causes, f"it did not answer within {rounded(waited)} s")
     return Unavailable(causes, error.advice, subject)

@@ -29,7 +29,7 @@ from holdfast.lease import ENDED, BaseLease, Hold, Terms
 from holdfast.names import Keys
 from holdfast.protocol.effects import STOPPED, Effects, attach, caller, clock, detach
 from holdfast.protocol.handover import Ticket, hand_over
-from holdfast.protocol.lock import BaseLock, release_lease
+from holdfast.protocol.lock import COME_BACK, BaseLock, release_lease, weakly
 
 __all__ = ["BaseRLock", "Owned", "ReentrantLease", "hand_over_level", "release_level"]
 
@@ -39,9 +39,12 @@ ANOTHERS: Final = (
     "before Python 3.12 asyncio.wait_for, take it in a task of their own: use acquire(timeout=...))"
 )
 
+HELD_BY_A_LOCK: Final = (
+    "this thread or task holds it through a Lock object, which is not reentrant. Nested by mistake? Use client.rlock "
+    "for both"
+)
 HELD_HERE: Final = (
-    "another thread or task of this client holds it (asyncio.gather begins tasks of its own), or a Lock object, which "
-    "is not reentrant. Nested by mistake? Pass the lease down instead"
+    f"another thread or task of this process holds it (asyncio.gather starts tasks of its own). {COME_BACK}"
 )
 
 
@@ -70,6 +73,17 @@ class BaseRLock(BaseLock[L]):
         self._owned = owned
         super().__init__(driver, keys, terms, lease_class)
 
+    def _new_hold(self) -> Hold:
+        hold = super()._new_hold()
+        hold.species = "rlock"
+        return hold
+
+    def _note(self, lease: L, me: Hashable) -> None:
+        """It is this caller's from now on, which may take it again."""
+        super()._note(lease, me)
+        lease._owner = me
+        self._owned[self._keys.main, me] = lease
+
     def _find(self, me: Hashable) -> L | None:
         """What this owner has, through whichever object; it may be lost."""
         lease: L | None = self._owned.get((self._keys.main, me))
@@ -95,8 +109,7 @@ class BaseRLock(BaseLock[L]):
         """Take it for the first time."""
         lease = yield from super()._obtain(patience)
         try:
-            lease._owner = me
-            self._owned[self._keys.main, me] = lease
+            self._note(lease, me)
             return lease
         except STOPPED:  # a signal handler struck here: nobody will have it
             yield from release_lease(lease)
@@ -133,7 +146,10 @@ class BaseRLock(BaseLock[L]):
     def _why_not(self, now: float, me: Hashable) -> str:
         if self._lease is not None and self._lease._hold.why_lost(now):
             return "the last lease of this RLock object was lost. Its owner has to call release(), which says so"
-        return HELD_HERE if self._held_here(now) else ""
+        held = self._held_here(now)
+        if not held:
+            return ""
+        return HELD_BY_A_LOCK if weakly(me) in held.values() else HELD_HERE
 
     def _leave(self, error: BaseException | None) -> Effects[None] | None:
         if len(self._entered) == 1 and self._entered[0][1]._depth == 1:

@@ -25,7 +25,7 @@ from collections.abc import Hashable
 from dataclasses import replace
 from typing import Any, Final, TypeVar
 
-from holdfast.errors import NotHeld
+from holdfast.errors import HoldfastError, NotHeld
 from holdfast.lease import ENDED, HELD, BaseLease, Terms
 from holdfast.names import Keys
 from holdfast.protocol.cohort import Gate
@@ -168,18 +168,34 @@ class BaseRoom(BaseLock[L]):
         """Go on with what was handed over, on the terms of this object; InvalidConfig if it is a ticket for another."""
         return adopt(self, read_ticket(ticket, self._keys.main.removesuffix(self.name)))
 
-    def _release(self) -> Effects[None]:
-        """Give back the caller's latest, or, if it has none, the oldest of all."""
+    def _release(self, n: int = 1) -> Effects[None]:
+        """Give back n leases, all or none: the caller's latest first, then the oldest of all."""
         me = yield from caller()
-        while True:
-            held = [hold for hold in list(self._leases) if hold.phase is not ENDED]
-            if not held:
-                raise self._unheld(self.name)
-            hold = next((hold for hold in reversed(held) if hold.owner == me), held[0])
-            lease = self._leases.pop(hold, None)
-            if lease is not None:  # else another thread was first to take that one
-                yield from release_lease(lease)
-                return
+        taken: list[L] = []
+        try:
+            while len(taken) < n:
+                held = [hold for hold in list(self._leases) if hold.phase is not ENDED]
+                if len(taken) + len(held) < n:
+                    raise self._not_held(len(taken) + len(held), n)
+                hold = next((hold for hold in reversed(held) if hold.owner == me), held[0])
+                lease = self._leases.pop(hold, None)
+                if lease is not None:  # else another thread was first to take that one
+                    taken.append(lease)
+            errors = []
+            while taken:
+                try:
+                    yield from release_lease(taken[0])
+                except HoldfastError as error:  # the others are given back all the same
+                    errors.append(error)
+                del taken[0]
+        finally:  # nothing is left, unless another thread or an interrupt has come between
+            self._leases.update((lease._hold, lease) for lease in reversed(taken))  # type: ignore[misc]
+        if errors:
+            raise errors[0]
+
+    def _not_held(self, held: int, n: int) -> NotHeld:
+        """The error of releasing n leases where that many are held."""
+        return self._unheld(self.name)
 
     def _look(self) -> Effects[tuple[int, bool]]:
         """How many are inside, and whether it is one who has the room to itself."""

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Any, TypeVar
 
-from holdfast.errors import OverRelease
+from holdfast.errors import NotHeld, OverRelease
 from holdfast.lease import BaseLease, Terms
 from holdfast.names import Keys
 from holdfast.protocol.effects import Effects
@@ -58,6 +58,9 @@ class BaseSemaphore(BaseRoom[L]):
 
     def _wanted(self) -> str:
         return f"n{self._permits}"
+
+    def _not_held(self, held: int, n: int) -> NotHeld:
+        return OverRelease(self.name, held=held, released=n)
 
     def _locked(self) -> Effects[bool]:
         inside, _ = yield from self._look()

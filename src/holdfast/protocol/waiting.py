@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from holdfast.errors import rounded
 from holdfast.lease import HELD, Hold
 from holdfast.protocol.effects import Effects, StepFailed, clock, listen, wait, warn
 from holdfast.protocol.retry import Tries, backoff
@@ -150,4 +151,4 @@ class Waiter:
             return  # its own end is near, and says the same
         self._warned_at = now
         self._warn_after = min(max(_FIRST_WARNING, 2 * self._warn_after), _RAREST_WARNING)
-        yield from warn(f"{self.subject} still waits after {now - tries.started:.2g} s: {failed.error}")
+        yield from warn(f"{self.subject} still waits after {rounded(now - tries.started)} s: {failed.error}")

@@ -17,11 +17,11 @@ from __future__ import annotations
 import logging
 from typing import Any, Final, TypeVar
 
-from holdfast.errors import AcquireTimeout, HoldfastError, LeaseLost, NotHeld, OutcomeUnknown, Unsupported
+from holdfast.errors import AcquireTimeout, HoldfastError, LeaseLost, NotHeld, OutcomeUnknown, Unsupported, rounded
 from holdfast.lease import ENDED, BaseLease, Terms
 from holdfast.names import Keys
 from holdfast.protocol.effects import STOPPED, Effects, StepFailed, caller, clock, wait
-from holdfast.protocol.lock import BaseLock
+from holdfast.protocol.lock import BaseLock, weakly
 from holdfast.protocol.recipes.scheme import AGAIN, FORKED, LOST, WON, Outcome, Scheme, Turn, hang_up
 
 __all__ = ["BaseRecipe", "FencelessLease", "refuse_to_extend", "release_turn"]
@@ -72,6 +72,7 @@ class BaseRecipe(BaseLock[L]):
         if self._life != self._driver.life:
             self._begin_life()
         turn = Turn(self._keys, self._terms, self._gate, self._driver, self._scheme)
+        turn.caller = weakly((yield from caller()))
         try:
             if not (yield from self._strive(turn, until)):
                 if self._trouble is not None:
@@ -246,5 +247,7 @@ def _unreleased(turn: Turn, failed: StepFailed) -> HoldfastError:
     if not failed.sent:
         return _named(turn, failed.error)
     lasts = turn.scheme.lasts
-    ends = f"it ends by itself after its ttl of {lasts:g} s" if lasts < float("inf") else "it never ends by itself"
+    ends = (
+        f"it ends by itself after its ttl of {rounded(lasts)} s" if lasts < float("inf") else "it never ends by itself"
+    )
     return OutcomeUnknown(turn.name, "a release", f"a lock of history does not try again, and {ends}")

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, Literal, TypeAlias
 
-from holdfast.errors import InvalidConfig
+from holdfast.errors import InvalidConfig, rounded
 from holdfast.lease import HELD, Hold, Terms
 from holdfast.names import Keys
 from holdfast.protocol.cohort import Gate
@@ -86,7 +86,7 @@ class Turn(Hold):
         return FORKED if self.phase is HELD and self.is_abroad() else super().why_lost(now)
 
     def why_over(self) -> str:
-        return f"its ttl of {self.scheme.lasts:g} s ran out, and a lock of history is not renewed"
+        return f"its ttl of {rounded(self.scheme.lasts)} s ran out, and a lock of history is not renewed"
 
 
 # Options.
@@ -107,7 +107,9 @@ def _shown(value: object) -> str:
 def seconds(least: float) -> Callable[[str, Any], float]:
     def check(what: str, value: Any) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= LONGEST:
-            raise InvalidConfig(f"{what}={_shown(value)}", f"give a number of seconds from {least:g} to {LONGEST:g}")
+            raise InvalidConfig(
+                f"{what}={_shown(value)}", f"give a number of seconds from {rounded(least)} to {rounded(LONGEST)}"
+            )
         return float(value)
 
     return check
