@@ -185,7 +185,8 @@ def silence(
     met: bool = True,
     tls: bool = False,
 ) -> StepFailed:
-    what, advice = f"it did not answer within {rounded(timeout)} s", "It may be hung or far away; see timeout= of connect"
+    what = f"it did not answer within {rounded(timeout)} s"
+    advice = "It may be hung or far away; see timeout= of connect"
     if tls:  # while it was being connected to
         what = f"no TLS handshake came about within {rounded(timeout)} s"
         advice = "If its port is a plain one, use redis:// in the URL, or ssl=False; else it may be hung or far away"
