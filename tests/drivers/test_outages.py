@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -25,31 +25,35 @@ def replica() -> Iterator[Server]:
         yield server
 
 
-PATIENT = {
-    "with": lambda face: face.lock("x", wait=0.5).__enter__(),
-    "acquire": lambda face: face.lock("x").acquire(timeout=0.5),
-    "several names": lambda face: face.lock("x", "y").acquire(timeout=0.5),
-    "semaphore": lambda face: face.semaphore("x", 2).acquire(timeout=0.5),
-    "latch": lambda face: face.latch("x", 2).wait(0.5),
-    "value": lambda face: face.get_or_compute("x", lambda: 1, wait=0.5),
+PATIENT: dict[str, Callable[[Any], Any]] = {
+    "lock": lambda client: client.lock("x").acquire(timeout=0.5),
+    "several names": lambda client: client.lock("x", "y").acquire(timeout=0.5),
+    "semaphore": lambda client: client.semaphore("x", 2).acquire(timeout=0.5),
+    "latch": lambda client: client.latch("x", 2).wait(0.5),
+    "value": lambda client: client.get_or_compute("x", lambda: 1, wait=0.5),
 }
+
+
+def ask(face: Any, what: str) -> Any:
+    asked = PATIENT[what](face.client)
+    return asked if face.kind == "blocking" else face._call(asked)
 
 
 @pytest.mark.parametrize("what", PATIENT)
 def test_a_replica_is_an_outage_whatever_the_wait(connect: Any, replica: Server, what: str) -> None:
     face = connect(replica.url)
     with took(less_than=5.0), pytest.raises(holdfast.Unavailable, match="read-only replica") as caught:
-        PATIENT[what](face)
+        ask(face, what)
     assert not isinstance(caught.value, TimeoutError)
     assert "'x" in str(caught.value)
 
 
-@pytest.mark.parametrize("what", ["with", "acquire", "semaphore"])
+@pytest.mark.parametrize("what", ["lock", "several names", "semaphore"])
 def test_a_full_server_is_an_outage_whatever_the_wait(connect: Any, url: str, admin: redis.Redis, what: str) -> None:
     face = connect(url)
     fill_up(admin)
     with took(less_than=5.0), pytest.raises(holdfast.Unavailable, match="out of memory"):
-        PATIENT[what](face)
+        ask(face, what)
 
 
 def test_a_wait_without_end_on_a_replica_ends_after_the_timeout_if_no_write_was_ever_answered(

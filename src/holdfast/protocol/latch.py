@@ -54,13 +54,14 @@ class Watcher:
 class Vigil:
     """Those of one process who wait for one latch. Single dict operations, so any thread may call."""
 
-    __slots__ = ("due", "seen_at", "speaker", "watchers")
+    __slots__ = ("due", "outage", "seen_at", "speaker", "watchers")
 
     def __init__(self, now: float) -> None:
         self.watchers: dict[Watcher, None] = {}
         self.speaker: dict[None, Watcher] = {}  # who looks for all: whoever got this seat first
         self.due = now + REFRESH  # by when the speaker will have looked again, if it is still there
-        self.seen_at = _UNSEEN  # when the server was last asked, if it answered that
+        self.seen_at = _UNSEEN  # when the server was last asked and answered
+        self.outage: StepFailed | None = None  # why we are not among its waiters, though we should be
 
     def find_speaker(self, me: Watcher, now: float) -> Watcher:
         speaker = self.speaker.setdefault(None, me)
@@ -181,10 +182,12 @@ class BaseLatch:
             there = list(vigil.watchers)  # one that comes later may have come after the latch was forgotten
             try:
                 left = self._left((yield from call(self._look_step(hold.token, channel), timeout)))
-            except StepFailed:
-                vigil.seen_at = _UNSEEN
+            except StepFailed as failed:
+                vigil.outage = StepFailed(failed.error, sent=failed.sent, retry=failed.retry, prompt=failed.prompt)
                 raise
             vigil.seen_at = now
+            if channel:  # else only a look, which a replica answers as well
+                vigil.outage = None
             if left:
                 pause = pause_for(hold.token, channel, waiter.attempt)
                 vigil.due = (yield from clock()) + (pause if channel else timeout) + 2 * REFRESH
@@ -209,14 +212,17 @@ class BaseLatch:
         if until <= started:
             return (yield from self._look()) == 0
         step = self._look_step("", "")
+        failed = vigil.outage
         try:
             ends = (yield from clock()) + SHORTEST_CALL
             reply, *_ = yield from until_answered(lambda: step, self._terms, until=ends)
-        except StepFailed as failed:
-            if vigil.seen_at >= started:
+            if failed is None or self._left(reply) == 0:
+                return self._left(reply) == 0
+        except StepFailed as last:
+            if failed is None and vigil.seen_at >= started:
                 return False
-            raise self._outage(failed, until - started) from failed.__cause__
-        return self._left(reply) == 0
+            failed = last
+        raise self._outage(failed, until - started) from failed.__cause__
 
     def __reduce__(self) -> Any:
         raise TypeError("a Latch cannot be pickled: connect and name the latch anew in the other process")
