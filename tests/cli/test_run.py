@@ -425,42 +425,6 @@ def test_the_command_ends_when_one_of_several_keys_was_taken(server, start):
     assert client.get("b") == b"a thief's"
 
 
-# Takes the key away in the moment between the grant and the claim of the whole ttl.
-ROBBED = """
-import redis, sys
-from holdfast.blocking import Lease
-from holdfast.cli import main
-claim = Lease.extend
-def extend(lease, n):
-    with redis.Redis.from_url(sys.argv[3]) as thief:
-        thief.set(lease.name, "a thief's")
-    claim(lease, n)
-Lease.extend = extend
-main()
-"""
-
-
-def test_a_lock_lost_as_soon_as_it_was_had_keeps_the_command_from_starting(server):
-    client = server.client()
-    client.set("job", "somebody else's")
-    process = subprocess.Popen(
-        [sys.executable, "-c", ROBBED, "run", "--url", server.url, "--json", "job", "--", "echo", "ran"],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment(),
-    )
-    with process:
-        assert json.loads(process.stderr.readline())["event"] == "waiting"
-        client.delete("job")
-        code, out, err = ended(process)
-    assert (code, out) == (76, "")
-    (lost,) = events_of(err)
-    assert (lost["event"], lost["name"]) == ("lost", "job")
-    assert client.get("job") == b"a thief's"
-
-
 def test_a_key_that_is_no_lock_is_refused_and_nothing_is_kept(server, call):
     client = server.client()
     client.hset("b", "field", "value")

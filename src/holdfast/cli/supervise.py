@@ -136,10 +136,7 @@ class Run:
         if isinstance(error, Unsupported):
             self._voice.say("unavailable", str(error), error=True)
             return USAGE
-        if isinstance(error, LeaseLost):  # as soon as it was ours
-            self._voice.say("lost", str(error), error=True, name=error.name, fence=error.fence, reason=error.reason)
-            return LOST
-        if isinstance(error, NotAcquired) and not isinstance(error, Unavailable):
+        if isinstance(error, NotAcquired):
             self._voice.say("busy", str(error), name=error.name)
             return BUSY
         self._voice.say("unavailable", str(error), error=True)
