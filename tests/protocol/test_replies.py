@@ -149,3 +149,17 @@ def test_a_keeper_that_was_answered_nonsense_for_a_while_keeps_the_lease() -> No
     process = play.start(one, play.cycle(one, hold=4 * TTL, ttl=TTL))
     play.run(5 * TTL)
     process.outcome()
+
+
+def test_a_cache_that_answers_an_unknown_state_is_not_asked_in_a_spin() -> None:
+    play = Garbling([9], set(range(10_000)))
+    one = play.client("one")
+
+    async def get() -> Any:
+        return await one.get_or_compute("k", lambda: 1)
+
+    process = play.start(one, get())
+    play.run(6)
+    with pytest.raises(holdfast.Unavailable):
+        process.outcome()
+    assert len(play.world.sent) < 60, "tries have pauses, and an end"
