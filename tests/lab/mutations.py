@@ -16,12 +16,13 @@ from typing import Any, Final, NamedTuple
 
 import pytest
 
+from holdfast.lab import machine
 from holdfast.lease import Hold
 from holdfast.lua import SCRIPTS, Script
 from holdfast.protocol import keepalive, mutex
 from holdfast.protocol.bells import Switchboard
 
-__all__ = ["MISTAKES", "Mistake", "plant"]
+__all__ = ["IN_THE_WORLD", "MISTAKES", "Mistake", "plant"]
 
 
 class Text(NamedTuple):
@@ -50,6 +51,7 @@ def in_python(owner: Any, name: str, old: str, new: str) -> Mistake:
 
 
 def plant(mistake: Mistake, monkeypatch: pytest.MonkeyPatch) -> None:
+    sources: dict[tuple[int, str], str] = {}  # of functions that were changed before, by this mistake
     for text in mistake:
         if text.owner is None:
             before = SCRIPTS[text.name].source.decode() if text.old else ""
@@ -57,7 +59,11 @@ def plant(mistake: Mistake, monkeypatch: pytest.MonkeyPatch) -> None:
             # A search loads all of SCRIPTS into its server, and sends a step by the sha that it finds there.
             monkeypatch.setitem(SCRIPTS, text.name, Script(source, sha1(source).hexdigest().encode()))
         else:
-            monkeypatch.setattr(text.owner, text.name, _rewritten(getattr(text.owner, text.name), text))
+            function = getattr(text.owner, text.name)
+            place = id(text.owner), text.name
+            before = sources.get(place) or textwrap.dedent(inspect.getsource(function))
+            sources[place] = _changed(before, text)
+            monkeypatch.setattr(text.owner, text.name, _compiled(function, sources[place]))
 
 
 def _changed(source: str, text: Text) -> str:
@@ -66,9 +72,8 @@ def _changed(source: str, text: Text) -> str:
     return source.replace(text.old, text.new)
 
 
-def _rewritten(function: Callable[..., Any], text: Text) -> Any:
-    """The same function, of the same module, with that change."""
-    source = _changed(textwrap.dedent(inspect.getsource(function)), text)
+def _compiled(function: Callable[..., Any], source: str) -> Any:
+    """A function of the same module, with that source."""
     # Annotations stay unread, as they do in the module: some name what only the type checker knows.
     flags = __future__.annotations.compiler_flag
     code = compile(source, f"<{function.__qualname__}, with a mistake>", "exec", flags=flags, dont_inherit=True)
@@ -237,6 +242,43 @@ _UNKNOWN_OUTCOMES: Final[dict[str, Mistake]] = {
     "release_in_doubt_without_a_tombstone": in_python(mutex, "_free", "if hold.doubtful:", "if False:"),
     "interrupted_release_that_is_not_settled": in_python(
         mutex, "release", "    except STOPPED:\n        yield from settle(hold)\n        raise\n", ""
+    ),
+}
+
+_IN_ROOMS: Final = "room_abandon room_acquire room_adopt room_release room_renew"  # the steps with room.lua in them
+_KEEPS_THE_KIND: Final = "  keep(3, 4, lease_ms + 1000)\n"
+_BEFORE_THE_SEND: Final = '            hold.look_at = float("inf")\n'
+
+# What takes a late reply, a clock that is set back, or a long hold to be seen: scenarios of the world, not a search.
+# tests/lab/test_world_mutations.py has them.
+IN_THE_WORLD: Final[dict[str, Mistake]] = {
+    "extend_counted_from_the_reply": in_python(
+        mutex, "extend", "hold.prolong(seconds, asked_at)", "hold.prolong(seconds, (yield from clock()))"
+    ),
+    "renewal_that_forgets_a_push_before_its_reply": (
+        *in_python(keepalive, "_renew", _BEFORE_THE_SEND, ""),
+        *in_python(
+            keepalive,
+            "_renew",
+            "hold.prolong(ttl, asked_at)",
+            'hold.prolong(ttl, asked_at); hold.look_at = float("inf")',
+        ),
+    ),
+    "keeper_that_forgets_a_wakeup_before_its_wait": (  # a machine of the world has its own name for ``keep``
+        *in_python(machine, "keep", "        book.bell.clear()\n", ""),
+        *in_python(
+            machine,
+            "keep",
+            "            if not book.closed:\n",
+            "            book.bell.clear()\n            if not book.closed:\n",
+        ),
+    ),
+    "kind_of_a_room_that_ends_before_its_holder": in_step(_IN_ROOMS, _KEEPS_THE_KIND, ""),
+    "kind_of_a_room_of_which_half_is_kept": in_step(
+        _IN_ROOMS, _KEEPS_THE_KIND, "  redis.call('PEXPIRE', KEYS[3], lease_ms + 1000)\n"
+    ),
+    "presence_that_ends_with_a_clock_set_back": in_step(
+        _INCLUDING, "math.abs(now - seen) <= PRESENCE_US", "now - seen <= PRESENCE_US"
     ),
 }
 
