@@ -12,7 +12,7 @@ from holdfast.lab.check import Event
 from holdfast.lab.faults import BEFALLS_ALL
 from holdfast.lab.server import Done
 from holdfast.lab.site import Failure, Request
-from holdfast.lab.state import NEVER, NOBODY, Choice, State, Under, under_way
+from holdfast.lab.state import NEVER, NOBODY, Choice, Reply, State, Under, under_way
 from holdfast.lab.store import START_US
 from holdfast.protocol.effects import Step
 
@@ -58,6 +58,8 @@ class Transition:
         kind = choice[0]
         if kind == "do":
             self._do(choice[1], choice[2])
+        elif kind == "execute":
+            self._do(choice[1], choice[2], answer="reply")
         elif kind == "time":
             self._pass_time(choice[1])
         elif kind == "tick":
@@ -101,7 +103,8 @@ class Transition:
         local = self.model.locals[self.locals[client]]
         return next(request for request in local.requests if request.number == number)
 
-    def _do(self, client: int, number: int, *, answer: bool = True) -> None:
+    def _do(self, client: int, number: int, *, answer: str = "") -> None:
+        """Execute it, and let its sender have the reply: at once, or as something that is under way from now on."""
         request = self._request(client, number)
         if self.config.tick_us:
             self._move_clock(self.now + self.config.tick_us)
@@ -110,8 +113,11 @@ class Transition:
         else:
             replies = self._execute(client, request)
         self.held_back[client] = False
-        if self.stopped[client] > self.now or not answer:
-            self.under_way.append(Under("reply", client, (number, replies, repr(replies))))  # as text: see Local.mark
+        if self.stopped[client] > self.now:
+            self.under_way.append(Under("reply", client, Reply(number, replies, repr(replies))))
+        elif answer:
+            reply = Reply(number, replies, repr(replies), self.now, self.locals[client])
+            self.under_way.append(Under(answer, client, reply))
         else:
             self._feed(client, "answer", number, replies)
 
@@ -218,7 +224,14 @@ class Transition:
 
     def _close_link(self, client: int, link: str, unanswered: tuple[Request, ...]) -> None:
         """The server sees the end of a connection after all that came before it."""
-        self.under_way.extend(Under("ghost", client, (request.ops, link)) for request in unanswered)
+        executed = {
+            item.content.number: item for item in self.under_way if item.kind == "late" and item.client == client
+        }
+        for request in unanswered:
+            if request.number in executed:
+                self.under_way.remove(executed[request.number])
+            else:
+                self.under_way.append(Under("ghost", client, (request.ops, link)))
         if not any(item.kind == "ghost" and item.content[1] == link for item in self.under_way):
             self.store = self.server.hang_up(self.store, (link,))
 
@@ -248,6 +261,8 @@ class Transition:
                 self.store = self.server.hang_up(self.store, (item.content[1],))
         elif item.kind == "cut":
             self._feed(item.client, "cut")
+        elif item.kind in ("reply", "late"):
+            self._feed(item.client, "answer", *item.content[:2])
         else:
             self._feed(item.client, item.kind, item.content)
 
@@ -278,7 +293,7 @@ class Transition:
 
     def _stop(self, client: int, us: int, when: str, number: int) -> None:
         if when == "after":
-            self._do(client, number, answer=False)
+            self._do(client, number, answer="reply")
         self.held_back[client] = when == "before"
         self.stopped[client] = self.now + us
 
@@ -293,6 +308,10 @@ class Transition:
             self.held_back[client] = False
             self._execute(client, self._request(client, what[0]))
             self._feed(client, "lose", what[0])
+
+    def _late_reply(self, client: int, number: int) -> None:
+        self.held_back[client] = False
+        self._do(client, number, answer="late")
 
     def _duplicate(self, client: int, number: int) -> None:
         request = self._request(client, number)
@@ -326,6 +345,9 @@ class Transition:
     def _clock_jump(self) -> None:
         self.store = self.server.later(self.store, self.config.ttl_us * 3 // 2)
 
+    def _clock_back(self) -> None:
+        self.store = self.server.later(self.store, -self.config.ttl_us // 2)
+
     def _push_to_trackers(self) -> None:
         for key, client in sorted(self.tracked):
             if key == self.server.key and self.stopped[client] != NEVER:
@@ -343,7 +365,7 @@ class Transition:
         self.under_way = [
             item
             for item in self.under_way
-            if item.kind == "reply" or (item.kind == "ghost" and item.content[1] is None)
+            if item.kind in ("reply", "late") or (item.kind == "ghost" and item.content[1] is None)
         ]
         value, _ = self.server.lock(self.store)
         named = None if value is None else self._named_by(value)
@@ -351,6 +373,13 @@ class Transition:
         for client, channel in enumerate(self.model.channels):
             if channel.encode() in listeners and self.stopped[client] != NEVER:
                 self.under_way.append(Under("cut", client, None))
+
+    def _drop_unawaited(self) -> None:
+        """A late reply is nothing to a sender that has given it up."""
+        for item in [item for item in self.under_way if item.kind == "late" and not self.stopped[item.client]]:
+            if item.content.number not in self.model.locals[self.locals[item.client]].awaited:
+                self.under_way.remove(item)
+                self._feed(item.client, "lose", item.content.number)
 
     # The sum of it.
 
@@ -362,6 +391,7 @@ class Transition:
 
     def _state(self) -> State:
         was = self.was
+        self._drop_unawaited()
         state = State(
             self.now, self.store, tuple(self.locals), tuple(self.under_way), tuple(self.stopped),
             tuple(self.held_back), tuple(self.since), self.tracked, self.faults, self.owner, was.free_since,
