@@ -40,6 +40,7 @@ class Local:
         "stage",
         "timers",
         "until_us",
+        "waiting",
         "wants_us",
     )
 
@@ -68,6 +69,7 @@ class Local:
         self.fence = site.fence
         self.until_us = site.until_us
         self.wants_us = site.wants_us
+        self.waiting = site.waiting
         self.settled = site.is_settled()
         self.asleep = site.is_asleep()
         self.links = tuple(site.links)

@@ -216,8 +216,9 @@ class Transition:
         local = model.feed(model.locals[self.locals[client]], (kind, self.now, *content))
         self.locals[client] = local.mark
         for note in local.notes:
-            self._event(client, note.kind, fence=note.fence, until_us=note.until_us, what=note.what)
-            if note.kind in ("granted", "passed", "refused") and client in self.arrived:
+            self._event(client, note.kind, fence=note.fence, until_us=note.until_us, what=note.what, task=note.task)
+            goes_on = note.kind == "refused" and note.task and local.waiting  # another of its tasks has its place now
+            if note.kind in ("granted", "passed", "refused") and client in self.arrived and not goes_on:
                 self.arrived.remove(client)
         for link, unanswered in local.closed_links:
             self._close_link(client, link, unanswered)
