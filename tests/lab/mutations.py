@@ -99,6 +99,8 @@ _AT_LEAST_THE_TIME: Final = """  local fence = now_us
   end
 """
 _VALID_FOR_ITS_GRACE: Final = "lasts = granted_at + grace - drift(grace + since)"
+_EXTENDED: Final = "hold.prolong(seconds, asked_at)"
+_EXTENDED_FROM_THE_REPLY: Final = "hold.prolong(seconds, (yield from clock()))"
 _INCLUDING: Final = "acquire release abandon"  # the steps with fence.lua and queue.lua in them
 
 # Whose it is.
@@ -166,6 +168,7 @@ _TIME: Final[dict[str, Mistake]] = {
     "renewal_counted_from_the_reply": in_python(
         keepalive, "_renew", "hold.prolong(ttl, asked_at)", "hold.prolong(ttl, now)"
     ),
+    "extension_counted_from_the_reply": in_python(mutex, "extend", _EXTENDED, _EXTENDED_FROM_THE_REPLY),
     "grant_taken_after_its_deadline": in_python(mutex, "acquire", "if now < hold.deadline:", "if True:"),
     "grace_counted_from_when_the_bell_is_heard": in_python(
         Hold, "rung", _VALID_FOR_ITS_GRACE, "lasts = now + grace - drift(grace)"
@@ -188,6 +191,10 @@ _WAITING: Final[dict[str, Mistake]] = {
         "now = yield from _sleep(hold, board, now + REFRESH)",
     ),
     "waiter_that_trusts_its_bell": in_python(mutex, "pause_for", "pause = REFRESH", "return 60.0"),
+    "renewal_that_forgets_a_push_before_its_reply": (
+        *in_python(keepalive, "_renew", '            hold.look_at = float("inf")\n', ""),
+        *in_python(keepalive, "_renew", "hold.claimed = True", 'hold.claimed = True; hold.look_at = float("inf")'),
+    ),
     "waiter_that_does_not_look_when_its_listener_was_cut": in_python(
         Switchboard, "look_again", "if waiter.bell is not None:", "if False:"
     ),
@@ -247,23 +254,10 @@ _UNKNOWN_OUTCOMES: Final[dict[str, Mistake]] = {
 
 _IN_ROOMS: Final = "room_abandon room_acquire room_adopt room_release room_renew"  # the steps with room.lua in them
 _KEEPS_THE_KIND: Final = "  keep(3, 4, lease_ms + 1000)\n"
-_BEFORE_THE_SEND: Final = '            hold.look_at = float("inf")\n'
 
 # What takes a late reply, a clock that is set back, or a long hold to be seen: scenarios of the world, not a search.
 # tests/lab/test_world_mutations.py has them.
 IN_THE_WORLD: Final[dict[str, Mistake]] = {
-    "extend_counted_from_the_reply": in_python(
-        mutex, "extend", "hold.prolong(seconds, asked_at)", "hold.prolong(seconds, (yield from clock()))"
-    ),
-    "renewal_that_forgets_a_push_before_its_reply": (
-        *in_python(keepalive, "_renew", _BEFORE_THE_SEND, ""),
-        *in_python(
-            keepalive,
-            "_renew",
-            "hold.prolong(ttl, asked_at)",
-            'hold.prolong(ttl, asked_at); hold.look_at = float("inf")',
-        ),
-    ),
     "keeper_that_forgets_a_wakeup_before_its_wait": (  # a machine of the world has its own name for ``keep``
         *in_python(machine, "keep", "        book.bell.clear()\n", ""),
         *in_python(

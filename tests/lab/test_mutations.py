@@ -125,6 +125,16 @@ SETTINGS: Final = {
         around=extended,
         judged=("MutualExclusion",),
     ),
+    # Who waits gets in when the extension ends, and the holder stays beyond that.
+    "two, extended, replies late": Setting(
+        2,
+        ("late_reply",),
+        {"renew": False, "stay_us": 6_500_000, "leaves_us": (), "patience": 8.0, "horizon_us": 16_000_000},
+        around=extended,
+        judged=("MutualExclusion",),
+    ),
+    # A push says that the key is gone, before the reply to a renewal says that it was there.
+    "one, evicted": Setting(1, ("eviction",), {"idle_us_per_fault": 0, "overtaking": True}, judged=("LossTold",)),
     # Whose listener is cut looks at once, also at a server that was away for a tenth of a second.
     "two, restarted": Setting(2, ("restart",), {"idle_us_per_fault": 100_000}, states=15_000),
     "two, evicted": Setting(2, ("eviction",), {"idle_us_per_fault": 0}),
@@ -163,6 +173,8 @@ CAUGHT: Final = [
     ("renew_that_makes_it_shorter", "MutualExclusion", "two, unrenewed"),
     ("validity_counted_from_the_reply", "MutualExclusion", "two, unrenewed and stalled"),
     ("renewal_counted_from_the_reply", "MutualExclusion", "two, paused, one late"),
+    ("extension_counted_from_the_reply", "MutualExclusion", "two, extended, replies late"),
+    ("renewal_that_forgets_a_push_before_its_reply", "LossTold", "one, evicted"),
     ("grant_taken_after_its_deadline", "MutualExclusion", "two, paused"),
     ("grace_counted_from_when_the_bell_is_heard", "MutualExclusion", "three, stalled"),
     ("bell_believed_for_a_whole_ttl", "MutualExclusion", "three, stalled"),
@@ -219,7 +231,7 @@ def test_the_lock_as_it_is_breaks_nothing_in_that_setting(name: str) -> None:
 
 
 def test_every_invariant_catches_something_and_every_mistake_is_searched_for() -> None:
-    assert {invariant for _, invariant, _ in CAUGHT} == set(INVARIANTS)
+    assert {invariant for _, invariant, _ in CAUGHT} == {*INVARIANTS, "LossTold"}
     assert {mistake for mistake, _, _ in CAUGHT} == set(MISTAKES)
 
 

@@ -174,7 +174,7 @@ class Model:
 
     def _may_be_overtaken(self, state: State, client: int, request: Request) -> bool:
         """Whether anything else can reach that client before the reply to its request does: the reply to another step
-        of it, or a notification of what another client is about to do.
+        of it, or a notification of what another client, or a fault, is about to do.
 
         Not the confirmation of a subscription, which comes first on its own connection.
         """
@@ -188,6 +188,8 @@ class Model:
         watched = done.watched | {key for key, who in state.tracked if who == client}
         if not listens and not watched:
             return False
+        if watched and "eviction" in self._kinds(state) and state.faults < self.config.most_faults:
+            return True
         for other, mark in enumerate(state.locals):
             local = self.locals[mark]
             if other == client or state.stopped[other] > state.now_us:

@@ -427,6 +427,10 @@ class Transition:
             for client, local in enumerate(locals_):
                 if config.view is not None and config.view.in_turn and client != model.first_waiter(state):
                     continue
+                if local.holds and local.until_us is not None and local.until_us > state.now_us:
+                    unaware_since = max(local.granted_us, state.free_since, state.since[client])
+                    if not state.stopped[client] and state.now_us - unaware_since > bound:
+                        self._event(client, "unaware")
                 if local.stage == "wants" and not state.stopped[client]:
                     waits_since = max(local.wants_us, state.free_since, state.since[client])
                     if state.now_us - waits_since > bound:
