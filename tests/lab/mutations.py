@@ -21,8 +21,9 @@ from holdfast.lease import Hold
 from holdfast.lua import SCRIPTS, Script
 from holdfast.protocol import keepalive, mutex
 from holdfast.protocol.bells import Switchboard
+from holdfast.protocol.cohort import Cohorts
 
-__all__ = ["IN_THE_WORLD", "MISTAKES", "Mistake", "plant"]
+__all__ = ["IN_THE_WORLD", "LINE_BY_LINE", "MISTAKES", "Mistake", "plant"]
 
 
 class Text(NamedTuple):
@@ -273,6 +274,13 @@ IN_THE_WORLD: Final[dict[str, Mistake]] = {
     ),
     "presence_that_ends_with_a_clock_set_back": in_step(
         _INCLUDING, "math.abs(now - seen) <= PRESENCE_US", "now - seen <= PRESENCE_US"
+    ),
+}
+
+# What takes two threads: tests/protocol/test_line_by_line.py.
+LINE_BY_LINE: Final[dict[str, Mistake]] = {
+    "pass_of_a_lease_that_is_just_being_lost": in_python(
+        Cohorts, "_call", "if self._vacating.setdefault(hold, _ENDER) is not _ENDER:", "if False:"
     ),
 }
 
