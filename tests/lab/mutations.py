@@ -234,6 +234,14 @@ _FENCES: Final[dict[str, Mistake]] = {
     ),
 }
 
+# Among the tasks of one client.
+_COHORTS: Final[dict[str, Mistake]] = {
+    "pass_of_what_is_given_back_as_well": in_python(
+        Cohorts, "pass_on", "self._let_sit(heir, hold)\n    return True", "self._let_sit(heir, hold)\n    return False"
+    ),
+    "seat_that_is_left_without_a_call": in_python(Cohorts, "vacate", "self._call_next(seat, hold)", "pass"),
+}
+
 # And what is left behind.
 _UNKNOWN_OUTCOMES: Final[dict[str, Mistake]] = {
     "token_forgotten_before_the_reply": in_python(
@@ -284,4 +292,11 @@ LINE_BY_LINE: Final[dict[str, Mistake]] = {
     ),
 }
 
-MISTAKES: Final[dict[str, Mistake]] = {**_OWNERSHIP, **_TIME, **_WAITING, **_FENCES, **_UNKNOWN_OUTCOMES}
+MISTAKES: Final[dict[str, Mistake]] = {
+    **_OWNERSHIP,
+    **_TIME,
+    **_WAITING,
+    **_FENCES,
+    **_COHORTS,
+    **_UNKNOWN_OUTCOMES,
+}

@@ -11,15 +11,18 @@ invisible), clients that know of no queue, and servers without pub/sub.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 import pytest
 
 from holdfast.lab.check import INVARIANTS
+from holdfast.lab.cohort import cohort_config
 from holdfast.lab.explorer import Explorer
 from holdfast.lab.faults import TREACHERY
 from holdfast.lab.rows import fenced_config
+from holdfast.lab.state import Config
 from holdfast.lab.story import tell
 from holdfast.protocol.effects import Effects
 from holdfast.protocol.lock import extend_lease
@@ -38,35 +41,15 @@ class Setting(NamedTuple):
     most_faults: int = 1
     states: int | None = None  # after so many the search of the lock as it is ends; None: when all is explored
     around: Callable[[MakeLock], MakeLock] = lambda make_lock: make_lock
+    make: Callable[..., Config] = fenced_config
     judged: tuple[str, ...] = INVARIANTS
 
     def search(self, most_states: int | None, stop_at: tuple[str, ...] = ()) -> tuple[Explorer, bool]:
-        config = fenced_config(clients=self.clients, **self.bounds)
+        config = self.make(clients=self.clients, **self.bounds)
         config = config._replace(make_lock=self.around(config.make_lock))
         explorer = Explorer(config, invariants=self.judged, stop_at=stop_at)
         limit = {} if most_states is None else {"states": most_states}
         return explorer, explorer.search(self.most_faults if self.kinds else 0, self.kinds, **limit)
-
-
-def with_a_second_thread(make_lock: MakeLock) -> MakeLock:
-    """Every client has a second thread, which waits for the lock behind the first, has it, and gives it back at once.
-
-    A history tells of clients and of what the server gives out, not of threads. So what a cohort passes on is noted
-    here, as a fence that was given out then. That says nothing about order or overlap, which are not judged.
-    """
-
-    def make(driver: Any) -> Any:
-        async def second() -> None:
-            lock = make_lock(driver)
-            lease = await driver.run(lock._acquire(None))
-            if lease._hold.passed:  # else the server has minted it
-                driver.world.note("minted", fence=lease.fence)
-            await driver.run(lock._release())
-
-        driver.world.spawn(second(), driver)
-        return make_lock(driver)
-
-    return make
 
 
 class _Greedy:
@@ -100,11 +83,11 @@ SETTINGS: Final = {
     "one, delayed": Setting(1, ("delay",), {"newcomer_us": MOMENTS}),
     "one, cancelled and unheard": Setting(1, ("cancel", "lost_request"), {"newcomer_us": MOMENTS}, most_faults=2),
     "one, with a limit": Setting(1, (), {"max_hold": 1.0}),
-    "one, with two threads": Setting(1, around=with_a_second_thread, judged=("FenceMonotone",)),
+    "one, with two tasks": Setting(1, ("cancel",), make=partial(cohort_config, "F")),
     "two": Setting(2, (), {"newcomer_us": MOMENTS}),
     "two, on their own": Setting(2, (), {"cohort": 0}),
     "two, unrenewed": Setting(2, (), {"renew": False}),
-    "two, with two threads": Setting(2, around=with_a_second_thread, judged=("FenceMonotone",), states=2_000),
+    "two, one with two tasks": Setting(2, make=partial(cohort_config, "F1")),
     "two, crashed": Setting(2, ("crash",)),
     "two, cancelled": Setting(2, ("cancel",)),
     "two, skewed": Setting(2, ("skew",)),
@@ -192,8 +175,10 @@ CAUGHT: Final = [
     ("fence_that_is_the_same_for_all", "FencedSafety", "two, paused"),
     ("fence_from_the_time_alone", "FenceMonotone", "two"),
     ("grant_with_the_last_fence", "FenceMonotone", "two, on their own"),
-    ("pass_with_the_same_fence", "FenceMonotone", "one, with two threads"),
-    ("fences_that_are_not_set_aside", "FenceMonotone", "two, with two threads"),
+    ("pass_with_the_same_fence", "FenceMonotone", "one, with two tasks"),
+    ("fences_that_are_not_set_aside", "FenceMonotone", "two, one with two tasks"),
+    ("pass_of_what_is_given_back_as_well", "MutualExclusion", "two, one with two tasks"),
+    ("seat_that_is_left_without_a_call", "NoLostWakeup", "one, with two tasks"),
     ("token_forgotten_before_the_reply", "AcquireTotality", "one, cancelled"),
     ("place_in_the_queue_forgotten", "AcquireTotality", "two, cancelled"),
     ("acquire_that_ignores_the_tombstone", "AcquireTotality", "one, delayed and impatient"),

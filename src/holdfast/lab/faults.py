@@ -13,7 +13,7 @@ FAULTS: Final = {
     "skew": "the wall clock of a client is wrong by more than a ttl",
     "lost_request": "a step never reaches the server",
     "lost_reply": "a step is executed, and its sender does not learn of it; or a wake-up is lost",
-    "late_reply": "a step is executed, and its reply arrives late, at the latest just before its sender gives it up",
+    "late_reply": "a step is executed, and its reply arrives late, perhaps after its sender has given it up",
     "duplicate": "a step is executed, and once more later on",
     "delay": "a step is executed only after its sender has given it up, past later steps of the same client",
     "cancel": "whoever waits for a client cancels it (asyncio) or hits Ctrl-C",

@@ -13,8 +13,8 @@ A client's step is one move: its request is executed and the reply is taken in, 
 pauses, crashes, losses and late replies can strike, which are moves of their own. With ``overtaking`` a step can also
 be executed without its reply, which then arrives after something else has reached its client: a notification of a later
 event, or the reply to a later step. A reply that nothing overtakes is the same as one that arrives at once, and runs
-that differ in this alone are explored once. A late reply is a fault: time passes before it arrives, but its sender
-still waits for it.
+that differ in this alone are explored once. A late reply is a fault: time passes before it arrives. If its sender has
+given it up by then, it counts for nothing.
 """
 
 from __future__ import annotations
