@@ -22,6 +22,7 @@ from holdfast.lua import SCRIPTS, Script
 from holdfast.protocol import keepalive, mutex
 from holdfast.protocol.bells import Switchboard
 from holdfast.protocol.cohort import Cohorts
+from holdfast.protocol.waiting import Waiter
 
 __all__ = ["IN_THE_WORLD", "LINE_BY_LINE", "MISTAKES", "Mistake", "plant"]
 
@@ -99,7 +100,7 @@ _AT_LEAST_THE_TIME: Final = """  local fence = now_us
     retention_ms = string.format('%.0f', retention_ms + math.ceil((fence - now) / 1000))
   end
 """
-_VALID_FOR_ITS_GRACE: Final = "lasts = granted_at + grace - drift(grace + since)"
+_VALID_FOR_ITS_TTL: Final = "lasts = granted_at + ttl - drift(ttl + since)"
 _EXTENDED: Final = "hold.prolong(seconds, asked_at)"
 _EXTENDED_FROM_THE_REPLY: Final = "hold.prolong(seconds, (yield from clock()))"
 _INCLUDING: Final = "acquire release abandon"  # the steps with fence.lua and queue.lua in them
@@ -113,21 +114,17 @@ _OWNERSHIP: Final[dict[str, Mistake]] = {
         *in_python(
             mutex,
             "_free",
-            "freed = yield from call(release_step(hold), timeout, shielded=True)",
-            """freed = yield from call(Step("look", hold.keys.shared, (hold.token,)), timeout, shielded=True)
-                if freed:
-                    freed = yield from call(release_step(hold), timeout, shielded=True)""",
+            "        reply, _, resent = yield from until_answered(step,",
+            """        look = Step("look", hold.keys.shared, (hold.token,))
+        if not (yield from until_answered(lambda: look, hold.terms, hold=hold)).reply:
+            return 0, True
+        reply, _, resent = yield from until_answered(step,""",
         ),
     ),
     "abandon_without_compare": in_step("abandon", "if owner == ARGV[1] then", "if owner then"),
     "renew_without_compare": in_step("renew", _COMPARED, _IS_THERE),
     # So that one under way while its lease is given back brings it to life again: a watchdog that outlives its lock.
     "renew_that_writes_the_key": in_step("renew", _COMPARED, "redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])\n"),
-    "claim_without_recheck": (
-        *new_step("claim", "redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])\nreturn 1"),
-        *in_python(mutex, "renew_step", 'Step("renew",', 'Step("renew" if hold.claimed else "claim",'),
-    ),
-    "claim_believed_whatever_the_reply": in_python(keepalive, "_renew", "elif reply == 1:", "elif reply <= 1:"),
     "acquire_that_overwrites": in_step("acquire", _IF_FREE, _IF_FREE.replace(" 'NX',", "")),
     "acquire_that_does_not_know_its_own_token": in_step("acquire", "(not owner or owner == ARGV[1])", "not owner"),
 }
@@ -141,19 +138,21 @@ _TIME: Final[dict[str, Mistake]] = {
     ),
     "acquire_without_expiry": in_step("acquire", _IF_FREE, _IF_FREE.replace(", 'PX', ARGV[2]", "")),
     "grant_without_expiry": in_step(
-        _INCLUDING, "redis.call('SET', KEYS[1], token, 'PX', grace_ms)", "redis.call('SET', KEYS[1], token)"
+        _INCLUDING, "redis.call('SET', KEYS[1], token, 'PX', ttl_ms)", "redis.call('SET', KEYS[1], token)"
     ),
     "expiry_by_the_clients_clock": (
-        *in_step("acquire", _IF_FREE, _IF_FREE.replace("'PX', ARGV[2]", "'PXAT', ARGV[7]")),
+        *in_step("acquire", _IF_FREE, _IF_FREE.replace("'PX', ARGV[2]", "'PXAT', ARGV[6]")),
         *in_python(
             mutex,
-            "acquire",
-            '            step = acquire_step(hold, channel, watch=watched != "")\n',
-            """            from holdfast.protocol.effects import wall_clock
-            ends = round(((yield from wall_clock()) + hold.terms.ttl) * 1000)
-            step = acquire_step(hold, channel, watch=watched != "")
-            step = step._replace(args=(*step.args, str(ends)))
-""",
+            "_ask",
+            'call(acquire_step(hold, channel, watch=watched != ""), timeout)',
+            """call(acquire_step(hold, channel, watch=watched != "")._replace(
+            args=(
+                *acquire_step(hold, channel).args,
+                str(round(((yield from __import__("holdfast.protocol.effects").protocol.effects.wall_clock())
+                    + hold.terms.ttl) * 1000)),
+            )
+        ), timeout)""",
         ),
     ),
     "already_mine_without_a_fresh_ttl": in_step(
@@ -164,18 +163,15 @@ _TIME: Final[dict[str, Mistake]] = {
     ),
     "renew_that_makes_it_shorter": in_step("renew", "left_ms >= 0 and left_ms < tonumber(ARGV[2])", "left_ms >= 0"),
     "validity_counted_from_the_reply": in_python(
-        mutex, "_ask", "hold.grant(int(reply), asked_at)", "hold.grant(int(reply), (yield from clock()))"
+        mutex, "_ask", "hold.grant(reply.fence, now)", "hold.grant(reply.fence, (yield from clock()))"
     ),
     "renewal_counted_from_the_reply": in_python(
         keepalive, "_renew", "hold.prolong(ttl, asked_at)", "hold.prolong(ttl, now)"
     ),
     "extension_counted_from_the_reply": in_python(mutex, "extend", _EXTENDED, _EXTENDED_FROM_THE_REPLY),
-    "grant_taken_after_its_deadline": in_python(mutex, "acquire", "if now < hold.deadline:", "if True:"),
-    "grace_counted_from_when_the_bell_is_heard": in_python(
-        Hold, "rung", _VALID_FOR_ITS_GRACE, "lasts = now + grace - drift(grace)"
-    ),
-    "bell_believed_for_a_whole_ttl": in_python(
-        Hold, "rung", _VALID_FOR_ITS_GRACE, "lasts = granted_at + self.terms.trust"
+    "grant_taken_after_its_deadline": in_python(mutex, "_ask", "if (yield from clock()) < hold.deadline:", "if True:"),
+    "ttl_counted_from_when_its_notification_is_received": in_python(
+        Hold, "rung", _VALID_FOR_ITS_TTL, "lasts = now + ttl - drift(ttl)"
     ),
     "held_without_a_look_at_the_clock": in_python(
         Hold, "valid", "self.phase is HELD and now < self.deadline", "self.phase is HELD"
@@ -186,15 +182,22 @@ _TIME: Final[dict[str, Mistake]] = {
 # In which order, and who is told.
 _WAITING: Final[dict[str, Mistake]] = {
     "no_retry_after_arming_the_bell": in_python(
-        mutex,
-        "acquire",
-        "now = yield from clock()  # and ask again: it may have been freed before we could hear that",
-        "now = yield from _sleep(hold, board, now + REFRESH)",
+        Waiter,
+        "run",
+        "yield from self._subscribe(now)\n                now = yield from clock()",
+        "yield from self._subscribe(now)\n                now = yield from self.sleep(now + REFRESH)",
     ),
-    "waiter_that_trusts_its_bell": in_python(mutex, "pause_for", "pause = REFRESH", "return 60.0"),
+    "waiter_that_trusts_its_bell": in_python(
+        mutex, "pause_for", "    pause = REFRESH if", "    return 60.0\n    pause = REFRESH if"
+    ),
     "renewal_that_forgets_a_push_before_its_reply": (
         *in_python(keepalive, "_renew", '            hold.look_at = float("inf")\n', ""),
-        *in_python(keepalive, "_renew", "hold.claimed = True", 'hold.claimed = True; hold.look_at = float("inf")'),
+        *in_python(
+            keepalive,
+            "_renew",
+            "hold.prolong(ttl, asked_at)",
+            'hold.prolong(ttl, asked_at); hold.look_at = float("inf")',
+        ),
     ),
     "waiter_that_does_not_look_when_its_listener_was_cut": in_python(
         Switchboard, "look_again", "if waiter.bell is not None:", "if False:"
@@ -219,9 +222,7 @@ _FENCES: Final[dict[str, Mistake]] = {
         _AT_LEAST_THE_TIME,
         "  local fence = string.format('%.0f', (last or 0) + 1)\n",
     ),
-    "fence_that_is_the_same_for_all": in_python(
-        mutex, "_ask", "hold.grant(int(reply), asked_at)", "hold.grant(1, asked_at)"
-    ),
+    "fence_that_is_the_same_for_all": in_python(mutex, "_ask", "hold.grant(reply.fence, now)", "hold.grant(1, now)"),
     "fence_from_the_time_alone": in_step(_INCLUDING, "if last and tonumber(last) >= now then", "if false then"),
     "grant_with_the_last_fence": in_step(
         _INCLUDING,
@@ -255,7 +256,12 @@ _UNKNOWN_OUTCOMES: Final[dict[str, Mistake]] = {
         *in_step("acquire", "if found > (front and 1 or 0) then", "if false then"),
     ),
     "abandon_without_a_tombstone": in_python(mutex, "abandon_step", "if hold.doubtful else 0", "if False else 0"),
-    "release_in_doubt_without_a_tombstone": in_python(mutex, "_free", "if hold.doubtful:", "if False:"),
+    "release_in_doubt_without_a_tombstone": in_python(
+        mutex,
+        "_free",
+        "return abandon_step(hold) if hold.doubtful else release_step(hold)",
+        "return release_step(hold)",
+    ),
     "interrupted_release_that_is_not_settled": in_python(
         mutex, "release", "    except STOPPED:\n        yield from settle(hold)\n        raise\n", ""
     ),

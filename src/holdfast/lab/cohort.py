@@ -1,7 +1,7 @@
 """A lock that several tasks of each client want, as a search sees it: they queue locally, and pass the lease on.
 
 The tasks of a client are told apart in every event, so that two of them are judged as two clients are. A client can be
-cancelled: that strikes its main task, which comes first (F) or a little after the other (S).
+cancelled: that strikes its main task, which comes just before the other (F), or a little later (S).
 """
 
 from __future__ import annotations
@@ -14,18 +14,19 @@ from holdfast.lab.machine import Cancelled
 from holdfast.lab.rows import fenced_config
 from holdfast.lab.site import Site
 from holdfast.lab.state import Config
-from holdfast.lab.visits import AT_ONCE, NEWCOMER, cast_in, stay, take_and_give_back
+from holdfast.lab.visits import NEWCOMER, cast_in, stay, take_and_give_back
 from holdfast.protocol.effects import wait
 
 __all__ = ["cohort_config"]
 
 LATER: Final = 0.02
+SOON: Final = ((0, 30_000),)  # at once, or when the second task has come; then there is still time for a pass
 MAIN, OTHER = 1, 2
 
 
 def cohort_config(cast: str = "FS", **bounds: Any) -> Config:
     """For each client whether its main task comes first (F) or second (S), or has no other beside it (1)."""
-    config = fenced_config(**{"clients": len(cast), "leaves_us": AT_ONCE, **bounds})
+    config = fenced_config(**{"clients": len(cast), "leaves_us": SOON, **bounds})
 
     async def visit(site: Site) -> None:
         role = "1" if site.machine.name == NEWCOMER else cast_in(cast, site.machine.name)
@@ -33,7 +34,7 @@ def cohort_config(cast: str = "FS", **bounds: Any) -> Config:
             await take_and_give_back(site)
             return
         crew = _Crew(site)
-        site.spawn(crew.visit(OTHER, later=role == "F"), site.machine)
+        site.spawn(crew.visit(OTHER, later=False), site.machine)
         await crew.visit(MAIN, later=role == "S")
 
     return config._replace(program=visit, alike=len(set(cast)) == 1)
