@@ -65,7 +65,7 @@ def test_all_that_some_can_do_without_a_fault_is_searched() -> None:
         assert not explorer.broken
 
 
-_READ: Final = "            reply = yield from _send(search)\n"
+_NUMBERED: Final = "    self.served = self._seat.flight.number()\n"
 _SERVED: Final = "        served = seat.flight.number() if seat is not None else 0\n"
 _STORED: Final = "        stored = yield from self._send(step)\n"
 
@@ -114,8 +114,8 @@ MISTAKES: Final[dict[str, tuple[str, str, tuple[str, ...], Mistake]]] = {
         "InvalidationWins",
         ("late_reply",),
         (
-            *in_python(stampede, "_look", "            served = flight.number()\n", ""),
-            *in_python(stampede, "_look", _READ, f"{_READ}            served = flight.number()\n"),
+            *in_python(Search, "_send", _NUMBERED, ""),
+            *in_python(Search, "_send", "    return reply\n", f"{_NUMBERED}    return reply\n"),
         ),
     ),
     "a_value_for_a_task_that_asks_after_it_was_stored": (
