@@ -114,11 +114,11 @@ _OWNERSHIP: Final[dict[str, Mistake]] = {
         *in_python(
             mutex,
             "_free",
-            "        reply, _, resent = yield from until_answered(step,",
+            "        reply, _, resent, _ = yield from until_answered(",
             """        look = Step("look", hold.keys.shared, (hold.token,))
-        if not (yield from until_answered(lambda: look, hold.terms, hold=hold)).reply:
+        if not (yield from until_answered(lambda: look, hold.terms)).reply:
             return 0, True
-        reply, _, resent = yield from until_answered(step,""",
+        reply, _, resent, _ = yield from until_answered(""",
         ),
     ),
     "abandon_without_compare": in_step("abandon", "if owner == ARGV[1] then", "if owner then"),
@@ -198,6 +198,9 @@ _WAITING: Final[dict[str, Mistake]] = {
             "hold.prolong(ttl, asked_at)",
             'hold.prolong(ttl, asked_at); hold.look_at = float("inf")',
         ),
+    ),
+    "notification_forgotten_when_a_reply_comes_after_it": in_python(
+        mutex, "_ask", "    hold.outcome = reply\n", "    hold.outcome = reply\n    hold.word = hold.bell = None\n"
     ),
     "waiter_that_does_not_look_when_its_listener_was_cut": in_python(
         Switchboard, "look_again", "if waiter.bell is not None:", "if False:"

@@ -118,6 +118,7 @@ SETTINGS: Final = {
     ),
     # A push says that the key is gone, before the reply to a renewal says that it was there.
     "one, evicted": Setting(1, ("eviction",), {"idle_us_per_fault": 0, "overtaking": True}, judged=("LossTold",)),
+    "two, overtaken": Setting(2, (), {"overtaking": True}),
     # Whose listener is cut looks at once, also at a server that was away for a tenth of a second.
     "two, restarted": Setting(2, ("restart",), {"idle_us_per_fault": 100_000}, states=15_000),
     "two, evicted": Setting(2, ("eviction",), {"idle_us_per_fault": 0}),
@@ -159,6 +160,7 @@ CAUGHT: Final = [
     ("held_without_a_look_at_the_clock", "NoFalseHold", "one, paused"),
     ("no_retry_after_arming_the_bell", "NoLostWakeup", "two"),
     ("waiter_that_trusts_its_bell", "NoLostWakeup", "two, unheard"),
+    ("notification_forgotten_when_a_reply_comes_after_it", "NoLostWakeup", "two, overtaken"),
     ("waiter_that_does_not_look_when_its_listener_was_cut", "NoLostWakeup", "two, restarted"),
     ("waiter_that_does_not_look_when_the_key_was_written", "NoLostWakeup", "two, evicted"),
     ("release_that_does_not_grant_to_the_next", "NoLostWakeup", "three"),

@@ -27,7 +27,7 @@ A *hold* runs from acquire's return (``granted``) to release's call (``leaves``)
 | left_behind | who | its attempt ended without a grant, nothing of it is under way, and yet the key is its |
 | newcomer | -1 | all is over, and somebody new asks: ``what`` is "in", or "out" if that took too long, or "left" if
   there is something without a ttl |
-| idle | who | it waits for a lock that has been free for too long |
+| idle | who | it waits for a lock that has been free, or its own, for too long |
 """
 
 from __future__ import annotations

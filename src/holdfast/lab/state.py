@@ -86,7 +86,7 @@ class State(NamedTuple):
     tracked: frozenset[tuple[bytes, int]] = frozenset()
     faults: int = 0
     owner: int = NOBODY  # whose the key is
-    free_since: int = 0  # since when the lock is free; -1 while it is not
+    free_since: int = 0  # since when the lock is free, or its owner does not know that it has it; else -1
     arrived: tuple[int, ...] = ()  # who waits, in the order of arrival
     touched: int = 0  # whom a fault has befallen, as bits
     come: int = 0  # how many clients have come

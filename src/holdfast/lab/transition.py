@@ -400,12 +400,23 @@ class Transition:
             self.before if self.faults < self.config.most_faults else (), self.broken_links,
         )  # fmt: skip
         free = self.model.is_free(state)
-        if not free:
+        if not free and not self._is_unknown_to_its_owner(state):
             state = state._replace(free_since=-1)
         elif was.free_since < 0:
             state = state._replace(free_since=self.now)
         self._look_at(state, free)
         return state
+
+    def _is_unknown_to_its_owner(self, state: State) -> bool:
+        """Whether the lock was granted to a waiter that goes on waiting. To all others it might as well be free."""
+        if self.config.view is not None or self.config.polls or state.owner < 0 or state.stopped[state.owner]:
+            return False
+        return self.model.locals[state.locals[state.owner]].stage == "wants"
+
+    def _is_next(self, state: State, client: int) -> bool:
+        """Whether it is the turn of that client, where only the first can go on."""
+        view = self.config.view
+        return view is None or not view.in_turn or client == self.model.first_waiter(state)
 
     def _look_at(self, state: State, free: bool) -> None:
         """Events that are about how things stand, not about a step."""
@@ -422,19 +433,17 @@ class Transition:
             over = local.stage == "over" or (config.polls and local.stage == "wants" and local.asleep)
             if over and local.settled and not state.stopped[state.owner]:
                 self._event(state.owner, "left_behind")
-        if free:
-            bound = config.idle_us + config.idle_us_per_fault * state.faults
-            for client, local in enumerate(locals_):
-                if config.view is not None and config.view.in_turn and client != model.first_waiter(state):
-                    continue
-                if local.holds and local.until_us is not None and local.until_us > state.now_us:
-                    unaware_since = max(local.granted_us, state.free_since, state.since[client])
-                    if not state.stopped[client] and state.now_us - unaware_since > bound:
-                        self._event(client, "unaware")
-                if local.stage == "wants" and not state.stopped[client]:
-                    waits_since = max(local.wants_us, state.free_since, state.since[client])
-                    if state.now_us - waits_since > bound:
-                        self._event(client, "idle")
+        bound = config.idle_us + config.idle_us_per_fault * state.faults
+        for client, local in enumerate(locals_):
+            if state.free_since < 0 or state.stopped[client]:
+                continue
+            since_us = max(state.free_since, state.since[client])
+            holds = free and local.holds and local.until_us is not None and local.until_us > state.now_us
+            if holds and state.now_us - max(local.granted_us, since_us) > bound:
+                self._event(client, "unaware")
+            waits = (free or client == state.owner) and local.stage == "wants" and self._is_next(state, client)
+            if waits and state.now_us - max(local.wants_us, since_us) > bound:
+                self._event(client, "idle")
         if (
             model.asks_newcomers
             and state.come
