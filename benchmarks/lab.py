@@ -1,6 +1,6 @@
 """How far the lab comes: its speed, the fenced lock under every pair of faults, the primitives, a question answered.
 
-    python -m benchmarks.lab [--budget 60] [--each 10] [--clients 2] [--primitives 30] [--late 20] [--only PART]
+    python -m benchmarks.lab [--budget 60] [--each 10] [--clients 2] [--primitives 30] [--late 40] [--only PART]
 
 Five parts, each with a PASS or FAIL, and an exit code.
 
@@ -183,7 +183,7 @@ def main() -> int:
     parser.add_argument("--each", type=float, default=10.0, help="seconds for each pair of faults")
     parser.add_argument("--clients", type=int, default=2, help="of the fenced lock")
     parser.add_argument("--primitives", type=float, default=30.0, help="seconds for each row of the primitives")
-    parser.add_argument("--late", type=float, default=20.0, help="seconds for each row with late replies")
+    parser.add_argument("--late", type=float, default=40.0, help="seconds for each row with late replies")
     parser.add_argument("--only", choices=PARTS, help="this part alone")
     asked = parser.parse_args()
     parts = [PARTS[asked.only]] if asked.only else PARTS.values()
