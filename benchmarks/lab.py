@@ -1,8 +1,8 @@
 """How far the lab comes: its speed, the fenced lock under every pair of faults, the primitives, a question answered.
 
-    python -m benchmarks.lab [--budget 60] [--each 10] [--clients 2] [--primitives 30] [--only PART]
+    python -m benchmarks.lab [--budget 60] [--each 10] [--clients 2] [--primitives 30] [--late 40] [--only PART]
 
-Four parts, each with a PASS or FAIL, and an exit code.
+Five parts, each with a PASS or FAIL, and an exit code.
 
 1. Speed: distinct states of the whole matrix within a budget, on all cores.
 2. The fenced lock: for every pair of kinds of fault, two faults in any order at any step, explored to the end or for
@@ -12,7 +12,10 @@ Four parts, each with a PASS or FAIL, and an exit code.
 3. The primitives: each row of lab/primitives.py with three clients and two faults of the kinds that befall clients and
    messages, for ``--primitives`` seconds. Nothing that is asked of it may be broken, and all of it must be known, for
    which all that happens without a fault has to be explored. With how many faults it came to the end, is printed.
-4. The question of lab/question.py.
+4. Late replies: the fenced lock and each row of the primitives with two clients, where a reply is a move of its own and
+   notifications of later events may overtake it, for ``--late`` seconds. Nothing may be broken, and all that happens
+   without a fault has to be explored.
+5. The question of lab/question.py.
 """
 
 from __future__ import annotations
@@ -128,14 +131,35 @@ def search_pairs(asked: argparse.Namespace) -> Iterator[bool]:
 
 
 def search_primitives(asked: argparse.Namespace) -> Iterator[bool]:
-    rounds = -(-len(PRIMITIVES) // min(os.cpu_count() or 1, len(PRIMITIVES)))
-    for tried in try_all(budget=asked.primitives * rounds):
+    yield from try_rows(asked.primitives)
+
+
+def try_rows(seconds: float, *, late: bool = False) -> Iterator[bool]:
+    rows = [row for row in PRIMITIVES if not late or row != "cohort"]  # which has late replies anyway
+    rounds = -(-len(rows) // min(os.cpu_count() or 1, len(rows)))
+    for tried in try_all(rows, budget=seconds * rounds, late=late):
         console.print(f"{tried.heading}  {verdict(tried.is_passed)}", highlight=False, soft_wrap=True)
         for line in tried.details:
             console.print(line, highlight=False, markup=False, soft_wrap=True)
         for trace in tried.traces:
             console.print(trace.to_json(), highlight=False, markup=False)
         yield tried.is_passed
+
+
+def search_late_replies(asked: argparse.Namespace) -> Iterator[bool]:
+    console.print("late replies, two clients:")
+    yield from search_late_replies_of_the_lock(asked)
+    yield from try_rows(asked.late, late=True)
+
+
+def search_late_replies_of_the_lock(asked: argparse.Namespace) -> Iterator[bool]:
+    kinds = tuple(kind for kind in FAULTS if kind not in TREACHERY)
+    explorer = Explorer(config_of("holdfast", clients=2, kinds=kinds, overtaking=True))
+    explored = explorer.search(0, ()) + explorer.search(1, kinds, budget=asked.late)
+    said = "1 fault" if explored == 2 else "no fault"
+    passed = not explorer.broken
+    console.print(f"holdfast: {explorer.states:,} states; {said} to the end  {verdict(passed)}", highlight=False)
+    yield passed
 
 
 def answer_question(_: argparse.Namespace) -> Iterator[bool]:
@@ -148,6 +172,7 @@ PARTS = {
     "speed": measure_speed,
     "pairs": search_pairs,
     "primitives": search_primitives,
+    "late": search_late_replies,
     "question": answer_question,
 }
 
@@ -158,6 +183,7 @@ def main() -> int:
     parser.add_argument("--each", type=float, default=10.0, help="seconds for each pair of faults")
     parser.add_argument("--clients", type=int, default=2, help="of the fenced lock")
     parser.add_argument("--primitives", type=float, default=30.0, help="seconds for each row of the primitives")
+    parser.add_argument("--late", type=float, default=40.0, help="seconds for each row with late replies")
     parser.add_argument("--only", choices=PARTS, help="this part alone")
     asked = parser.parse_args()
     parts = [PARTS[asked.only]] if asked.only else PARTS.values()

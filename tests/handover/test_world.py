@@ -16,7 +16,14 @@ from tests.protocol.harness import Play, at
 
 TTL = 8.0
 EVERY_KIND = pytest.mark.parametrize("kind", KINDS)
-FAULTS = [{"lost": True}, {"reply_lost": True}, {"late_us": 300_000}, {"again_us": 300}, {"again_us": 5_000}]
+FAULTS = [
+    {"lost": True},
+    {"reply_lost": True},
+    {"reply_late_us": 300_000},
+    {"late_us": 300_000},
+    {"again_us": 300},
+    {"again_us": 5_000},
+]
 
 
 class AnyPlay(Play):

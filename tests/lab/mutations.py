@@ -16,12 +16,15 @@ from typing import Any, Final, NamedTuple
 
 import pytest
 
+from holdfast.lab import machine
 from holdfast.lease import Hold
 from holdfast.lua import SCRIPTS, Script
 from holdfast.protocol import keepalive, mutex
 from holdfast.protocol.bells import Switchboard
+from holdfast.protocol.cohort import Cohorts
+from holdfast.protocol.waiting import Waiter
 
-__all__ = ["MISTAKES", "Mistake", "plant"]
+__all__ = ["IN_THE_WORLD", "LINE_BY_LINE", "MISTAKES", "Mistake", "plant"]
 
 
 class Text(NamedTuple):
@@ -50,6 +53,7 @@ def in_python(owner: Any, name: str, old: str, new: str) -> Mistake:
 
 
 def plant(mistake: Mistake, monkeypatch: pytest.MonkeyPatch) -> None:
+    sources: dict[tuple[int, str], str] = {}  # of functions that were changed before, by this mistake
     for text in mistake:
         if text.owner is None:
             before = SCRIPTS[text.name].source.decode() if text.old else ""
@@ -57,7 +61,11 @@ def plant(mistake: Mistake, monkeypatch: pytest.MonkeyPatch) -> None:
             # A search loads all of SCRIPTS into its server, and sends a step by the sha that it finds there.
             monkeypatch.setitem(SCRIPTS, text.name, Script(source, sha1(source).hexdigest().encode()))
         else:
-            monkeypatch.setattr(text.owner, text.name, _rewritten(getattr(text.owner, text.name), text))
+            function = getattr(text.owner, text.name)
+            place = id(text.owner), text.name
+            before = sources.get(place) or textwrap.dedent(inspect.getsource(function))
+            sources[place] = _changed(before, text)
+            monkeypatch.setattr(text.owner, text.name, _compiled(function, sources[place]))
 
 
 def _changed(source: str, text: Text) -> str:
@@ -66,9 +74,8 @@ def _changed(source: str, text: Text) -> str:
     return source.replace(text.old, text.new)
 
 
-def _rewritten(function: Callable[..., Any], text: Text) -> Any:
-    """The same function, of the same module, with that change."""
-    source = _changed(textwrap.dedent(inspect.getsource(function)), text)
+def _compiled(function: Callable[..., Any], source: str) -> Any:
+    """A function of the same module, with that source."""
     # Annotations stay unread, as they do in the module: some name what only the type checker knows.
     flags = __future__.annotations.compiler_flag
     code = compile(source, f"<{function.__qualname__}, with a mistake>", "exec", flags=flags, dont_inherit=True)
@@ -93,7 +100,9 @@ _AT_LEAST_THE_TIME: Final = """  local fence = now_us
     retention_ms = string.format('%.0f', retention_ms + math.ceil((fence - now) / 1000))
   end
 """
-_VALID_FOR_ITS_GRACE: Final = "lasts = granted_at + grace - drift(grace + since)"
+_VALID_FOR_ITS_TTL: Final = "lasts = granted_at + ttl - drift(ttl + since)"
+_EXTENDED: Final = "hold.prolong(seconds, asked_at)"
+_EXTENDED_FROM_THE_REPLY: Final = "hold.prolong(seconds, (yield from clock()))"
 _INCLUDING: Final = "acquire release abandon"  # the steps with fence.lua and queue.lua in them
 
 # Whose it is.
@@ -105,21 +114,17 @@ _OWNERSHIP: Final[dict[str, Mistake]] = {
         *in_python(
             mutex,
             "_free",
-            "freed = yield from call(release_step(hold), timeout, shielded=True)",
-            """freed = yield from call(Step("look", hold.keys.shared, (hold.token,)), timeout, shielded=True)
-                if freed:
-                    freed = yield from call(release_step(hold), timeout, shielded=True)""",
+            "        reply, _, resent, _ = yield from until_answered(",
+            """        look = Step("look", hold.keys.shared, (hold.token,))
+        if not (yield from until_answered(lambda: look, hold.terms)).reply:
+            return 0, True
+        reply, _, resent, _ = yield from until_answered(""",
         ),
     ),
     "abandon_without_compare": in_step("abandon", "if owner == ARGV[1] then", "if owner then"),
     "renew_without_compare": in_step("renew", _COMPARED, _IS_THERE),
     # So that one under way while its lease is given back brings it to life again: a watchdog that outlives its lock.
     "renew_that_writes_the_key": in_step("renew", _COMPARED, "redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])\n"),
-    "claim_without_recheck": (
-        *new_step("claim", "redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])\nreturn 1"),
-        *in_python(mutex, "renew_step", 'Step("renew",', 'Step("renew" if hold.claimed else "claim",'),
-    ),
-    "claim_believed_whatever_the_reply": in_python(keepalive, "_renew", "elif reply == 1:", "elif reply <= 1:"),
     "acquire_that_overwrites": in_step("acquire", _IF_FREE, _IF_FREE.replace(" 'NX',", "")),
     "acquire_that_does_not_know_its_own_token": in_step("acquire", "(not owner or owner == ARGV[1])", "not owner"),
 }
@@ -133,19 +138,21 @@ _TIME: Final[dict[str, Mistake]] = {
     ),
     "acquire_without_expiry": in_step("acquire", _IF_FREE, _IF_FREE.replace(", 'PX', ARGV[2]", "")),
     "grant_without_expiry": in_step(
-        _INCLUDING, "redis.call('SET', KEYS[1], token, 'PX', grace_ms)", "redis.call('SET', KEYS[1], token)"
+        _INCLUDING, "redis.call('SET', KEYS[1], token, 'PX', ttl_ms)", "redis.call('SET', KEYS[1], token)"
     ),
     "expiry_by_the_clients_clock": (
-        *in_step("acquire", _IF_FREE, _IF_FREE.replace("'PX', ARGV[2]", "'PXAT', ARGV[7]")),
+        *in_step("acquire", _IF_FREE, _IF_FREE.replace("'PX', ARGV[2]", "'PXAT', ARGV[6]")),
         *in_python(
             mutex,
-            "acquire",
-            '            step = acquire_step(hold, channel, watch=watched != "")\n',
-            """            from holdfast.protocol.effects import wall_clock
-            ends = round(((yield from wall_clock()) + hold.terms.ttl) * 1000)
-            step = acquire_step(hold, channel, watch=watched != "")
-            step = step._replace(args=(*step.args, str(ends)))
-""",
+            "_ask",
+            'call(acquire_step(hold, channel, watch=watched != ""), timeout)',
+            """call(acquire_step(hold, channel, watch=watched != "")._replace(
+            args=(
+                *acquire_step(hold, channel).args,
+                str(round(((yield from __import__("holdfast.protocol.effects").protocol.effects.wall_clock())
+                    + hold.terms.ttl) * 1000)),
+            )
+        ), timeout)""",
         ),
     ),
     "already_mine_without_a_fresh_ttl": in_step(
@@ -156,17 +163,15 @@ _TIME: Final[dict[str, Mistake]] = {
     ),
     "renew_that_makes_it_shorter": in_step("renew", "left_ms >= 0 and left_ms < tonumber(ARGV[2])", "left_ms >= 0"),
     "validity_counted_from_the_reply": in_python(
-        mutex, "_ask", "hold.grant(int(reply), asked_at)", "hold.grant(int(reply), (yield from clock()))"
+        mutex, "_ask", "hold.grant(reply.fence, now)", "hold.grant(reply.fence, (yield from clock()))"
     ),
     "renewal_counted_from_the_reply": in_python(
         keepalive, "_renew", "hold.prolong(ttl, asked_at)", "hold.prolong(ttl, now)"
     ),
-    "grant_taken_after_its_deadline": in_python(mutex, "acquire", "if now < hold.deadline:", "if True:"),
-    "grace_counted_from_when_the_bell_is_heard": in_python(
-        Hold, "rung", _VALID_FOR_ITS_GRACE, "lasts = now + grace - drift(grace)"
-    ),
-    "bell_believed_for_a_whole_ttl": in_python(
-        Hold, "rung", _VALID_FOR_ITS_GRACE, "lasts = granted_at + self.terms.trust"
+    "extension_counted_from_the_reply": in_python(mutex, "extend", _EXTENDED, _EXTENDED_FROM_THE_REPLY),
+    "grant_taken_after_its_deadline": in_python(mutex, "_ask", "if (yield from clock()) < hold.deadline:", "if True:"),
+    "ttl_counted_from_when_its_notification_is_received": in_python(
+        Hold, "rung", _VALID_FOR_ITS_TTL, "lasts = now + ttl - drift(ttl)"
     ),
     "held_without_a_look_at_the_clock": in_python(
         Hold, "valid", "self.phase is HELD and now < self.deadline", "self.phase is HELD"
@@ -177,12 +182,26 @@ _TIME: Final[dict[str, Mistake]] = {
 # In which order, and who is told.
 _WAITING: Final[dict[str, Mistake]] = {
     "no_retry_after_arming_the_bell": in_python(
-        mutex,
-        "acquire",
-        "now = yield from clock()  # and ask again: it may have been freed before we could hear that",
-        "now = yield from _sleep(hold, board, now + REFRESH)",
+        Waiter,
+        "run",
+        "yield from self._subscribe(now)\n                now = yield from clock()",
+        "yield from self._subscribe(now)\n                now = yield from self.sleep(now + REFRESH)",
     ),
-    "waiter_that_trusts_its_bell": in_python(mutex, "pause_for", "pause = REFRESH", "return 60.0"),
+    "waiter_that_trusts_its_bell": in_python(
+        mutex, "pause_for", "    pause = REFRESH if", "    return 60.0\n    pause = REFRESH if"
+    ),
+    "renewal_that_forgets_a_push_before_its_reply": (
+        *in_python(keepalive, "_renew", '            hold.look_at = float("inf")\n', ""),
+        *in_python(
+            keepalive,
+            "_renew",
+            "hold.prolong(ttl, asked_at)",
+            'hold.prolong(ttl, asked_at); hold.look_at = float("inf")',
+        ),
+    ),
+    "notification_forgotten_when_a_reply_comes_after_it": in_python(
+        mutex, "_ask", "    hold.outcome = reply\n", "    hold.outcome = reply\n    hold.word = hold.bell = None\n"
+    ),
     "waiter_that_does_not_look_when_its_listener_was_cut": in_python(
         Switchboard, "look_again", "if waiter.bell is not None:", "if False:"
     ),
@@ -206,9 +225,7 @@ _FENCES: Final[dict[str, Mistake]] = {
         _AT_LEAST_THE_TIME,
         "  local fence = string.format('%.0f', (last or 0) + 1)\n",
     ),
-    "fence_that_is_the_same_for_all": in_python(
-        mutex, "_ask", "hold.grant(int(reply), asked_at)", "hold.grant(1, asked_at)"
-    ),
+    "fence_that_is_the_same_for_all": in_python(mutex, "_ask", "hold.grant(reply.fence, now)", "hold.grant(1, now)"),
     "fence_from_the_time_alone": in_step(_INCLUDING, "if last and tonumber(last) >= now then", "if false then"),
     "grant_with_the_last_fence": in_step(
         _INCLUDING,
@@ -219,6 +236,14 @@ _FENCES: Final[dict[str, Mistake]] = {
     "fences_that_are_not_set_aside": in_step(
         _INCLUDING, "fences == '1' and fence or string.format('%.0f', fence + fences - 1)", "fence"
     ),
+}
+
+# Among the tasks of one client.
+_COHORTS: Final[dict[str, Mistake]] = {
+    "pass_of_what_is_given_back_as_well": in_python(
+        Cohorts, "pass_on", "self._let_sit(heir, hold)\n    return True", "self._let_sit(heir, hold)\n    return False"
+    ),
+    "seat_that_is_left_without_a_call": in_python(Cohorts, "vacate", "self._call_next(seat, hold)", "pass"),
 }
 
 # And what is left behind.
@@ -234,10 +259,53 @@ _UNKNOWN_OUTCOMES: Final[dict[str, Mistake]] = {
         *in_step("acquire", "if found > (front and 1 or 0) then", "if false then"),
     ),
     "abandon_without_a_tombstone": in_python(mutex, "abandon_step", "if hold.doubtful else 0", "if False else 0"),
-    "release_in_doubt_without_a_tombstone": in_python(mutex, "_free", "if hold.doubtful:", "if False:"),
+    "release_in_doubt_without_a_tombstone": in_python(
+        mutex,
+        "_free",
+        "return abandon_step(hold) if hold.doubtful else release_step(hold)",
+        "return release_step(hold)",
+    ),
     "interrupted_release_that_is_not_settled": in_python(
         mutex, "release", "    except STOPPED:\n        yield from settle(hold)\n        raise\n", ""
     ),
 }
 
-MISTAKES: Final[dict[str, Mistake]] = {**_OWNERSHIP, **_TIME, **_WAITING, **_FENCES, **_UNKNOWN_OUTCOMES}
+_IN_ROOMS: Final = "room_abandon room_acquire room_adopt room_release room_renew"  # the steps with room.lua in them
+_KEEPS_THE_KIND: Final = "  keep(3, 4, lease_ms + 1000)\n"
+
+# What takes a late reply, a clock that is set back, or a long hold to be seen: scenarios of the world, not a search.
+# tests/lab/test_world_mutations.py has them.
+IN_THE_WORLD: Final[dict[str, Mistake]] = {
+    "keeper_that_forgets_a_wakeup_before_its_wait": (  # a machine of the world has its own name for ``keep``
+        *in_python(machine, "keep", "        book.bell.clear()\n", ""),
+        *in_python(
+            machine,
+            "keep",
+            "            if not book.closed:\n",
+            "            book.bell.clear()\n            if not book.closed:\n",
+        ),
+    ),
+    "kind_of_a_room_that_ends_before_its_holder": in_step(_IN_ROOMS, _KEEPS_THE_KIND, ""),
+    "kind_of_a_room_of_which_half_is_kept": in_step(
+        _IN_ROOMS, _KEEPS_THE_KIND, "  redis.call('PEXPIRE', KEYS[3], lease_ms + 1000)\n"
+    ),
+    "presence_that_ends_with_a_clock_set_back": in_step(
+        _INCLUDING, "math.abs(now - seen) <= PRESENCE_US", "now - seen <= PRESENCE_US"
+    ),
+}
+
+# What takes two threads: tests/protocol/test_line_by_line.py.
+LINE_BY_LINE: Final[dict[str, Mistake]] = {
+    "pass_of_a_lease_that_is_just_being_lost": in_python(
+        Cohorts, "_call", "if self._vacating.setdefault(hold, _ENDER) is not _ENDER:", "if False:"
+    ),
+}
+
+MISTAKES: Final[dict[str, Mistake]] = {
+    **_OWNERSHIP,
+    **_TIME,
+    **_WAITING,
+    **_FENCES,
+    **_COHORTS,
+    **_UNKNOWN_OUTCOMES,
+}

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.lab.check import INVARIANTS
-from holdfast.lab.circles import LOOKS, Look, RowSearch, circles
+from holdfast.lab.circles import LOOKS, Circle, Look, RowSearch, circles
 from holdfast.lab.explorer import Explorer
 from holdfast.lab.faults import DAILY, FAULTS, TREACHERY
 from holdfast.lab.rows import ROWS, config_of
@@ -95,7 +95,15 @@ def test_every_single_fault_is_searched_once_for_each_number_of_clients_the_mild
         assert set(single[0].kinds) == DAILY
         assert set(single[-1].kinds) == TREACHERY
     assert [one.kinds for one in circles(2, 2, ("skew",))] == [(), ("skew",), ("skew",)]
-    assert circles(2, 0, ()) == [(2, 0, ())]
+    assert circles(2, 0, ()) == [Circle(2, 0, ())]
+
+
+def test_late_replies_are_searched_for_two_clients_beside_what_a_verdict_takes() -> None:
+    late = [one for one in circles(3, 2, tuple(FAULTS), overtaking=True) if one.overtaking]
+    assert {one.clients for one in late} == {2}
+    assert not any(one.is_needed for one in late)
+    assert late[0] == Circle(2, 0, (), overtaking=True)
+    assert sorted(kind for one in late for kind in one.kinds) == sorted(FAULTS)
 
 
 def test_all_rows_are_looked_at_before_any_is_explored() -> None:

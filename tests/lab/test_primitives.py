@@ -31,7 +31,7 @@ CASTS: Final[dict[str, Config]] = {
     "WRR": rwlock_config("WRR", kinds=KINDS),
     # The same, with less patience: who could come in does so at once, or at its next refresh.
     "RWR, prompt": rwlock_config("RWR", kinds=KINDS, idle_us_per_fault=0),
-    "RWR, soon": rwlock_config("RWR", kinds=KINDS, idle_us_per_fault=500_000),
+    "RW, soon": rwlock_config("RW", kinds=KINDS, idle_us_per_fault=500_000),
 }
 MOST_STATES: Final = 15_000
 LET_IN: Final = "room_acquire room_release room_abandon room_renew room_share"  # the steps with room.lua in them
@@ -92,7 +92,7 @@ MISTAKES: Final[dict[str, tuple[str, str, tuple[str, ...], Mistake]]] = {
         in_step("room_abandon", "  let_in()\n", ""),
     ),
     "leases_that_never_end": (
-        "RWR, soon",
+        "RW, soon",
         "NoLostWakeup",
         ("crash",),
         in_step(LET_IN, "if not ends or ends > now then", "if true then"),

@@ -25,7 +25,7 @@ from tests.servers import Server
 
 AT_ONCE = 12
 BRIEF_US = 1_700_000  # so long is a run of chance followed at most
-UNPERFORMABLE = "clock_jump"
+UNPERFORMABLE = {"clock_jump", "clock_back"}
 
 # Keys of others, whose names are like ours.
 OTHERS = {"foo2": "a", "fo": "b", "foo:hf": "c", "xfoo:hf1:fence:{xfoo}": "d", "lock:foo2": "e", "bar": "f"}
@@ -119,6 +119,8 @@ CASES = {
         Case("watch", "AcquireTotality", ("cancel",)),
         Case("watch", "MutualExclusion", ("restart",)),
         Case("holdfast", "MutualExclusion", ("restart",)),
+        # The reply to its look at the ttl was late, and what it sets then is another's.
+        Case("setnx_repair", "OwnerOnlyStretch", ("late_reply",)),
         # The replica has what was deleted last: the key is there again.
         Case("setnx", "NoOrphan", ("failover",)),
         Case("getset", "OwnerOnlyRelease", ("failover",)),
@@ -131,7 +133,7 @@ CASES = {
 
 
 def test_every_fault_that_can_be_performed_is() -> None:
-    performable = set(FAULTS) - {UNPERFORMABLE}
+    performable = set(FAULTS) - UNPERFORMABLE
     assert {kind for case in CASES.values() for kind in case.kinds} == performable - {"script_flush"}
     assert any(case.change is with_a_flush for case in CASES.values())
 
@@ -182,7 +184,7 @@ def walks() -> dict[str, Trace]:
     """Runs of chance, as far as they take little time."""
     traces = {}
     for row in ("getset_equal", "watch", "setnx_repair", "holdfast"):
-        config = config_of(row, clients=3, kinds=tuple(kind for kind in FAULTS if kind != UNPERFORMABLE))
+        config = config_of(row, clients=3, kinds=tuple(kind for kind in FAULTS if kind not in UNPERFORMABLE))
         explorer = Explorer(config)
         for seed in range(10):
             choices = explorer.walk(seed, most_faults=3, steps=60)
@@ -345,8 +347,9 @@ def test_whoever_interrupts_it_is_obeyed(own_server: Server, dies: bool) -> None
 
 def test_what_no_real_server_can_be_made_to_do_is_refused(url: str) -> None:
     jump = found("set_nx", "MutualExclusion", "clock_jump")
-    with pytest.raises(Unsupported, match="clock jumps"):
-        perform(jump, url)
+    for trace in (jump, found("setnx_repair", "OwnerOnlyStretch", "clock_back")):
+        with pytest.raises(Unsupported, match="clock jumps"):
+            perform(trace, url)
     with pytest.raises(Unsupported, match="clock jumps"):
         perform(replace(jump, faults=()), url)  # whatever its heading says
     with pytest.raises(Unsupported, match="memcached"):

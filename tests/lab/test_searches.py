@@ -50,13 +50,13 @@ CASTS: Final[dict[str, Config]] = {
     "candidates": election_config("RRR"),
     "a long term": election_config("RR", stay_us=4_000_000),
 }
-_LOOK: Final = """step = Step("election_leader", (main, last, waiters), ())
-        token, fence, kind = yield from insist(step, self._lock._terms)"""
+_LOOK: Final = (
+    'token, fence, kind = yield from self._lock._ask_server(Step("election_leader", (main, last, waiters), ()))'
+)
 _LOOK_TWICE: Final = """kind = None
-        step = Step("look_token", (main, last), ())
-        token = yield from insist(step, self._lock._terms)
-        step = Step("look_fence", (main, last), ())
-        fence = yield from insist(step, self._lock._terms)"""
+    token = yield from self._lock._ask_server(Step("look_token", (main, last), ()))
+    fence = yield from self._lock._ask_server(Step("look_fence", (main, last), ()))
+    fence = None if fence is None else int(fence)"""
 _WRITES_IT_DOWN: Final = "redis.pcall('SET', KEYS[1], latch, 'PX', ms)"
 
 MISTAKES: Final[dict[str, tuple[str, str, tuple[str, ...], Mistake]]] = {
@@ -94,7 +94,7 @@ MISTAKES: Final[dict[str, tuple[str, str, tuple[str, ...], Mistake]]] = {
         "latch",
         "ShutUntilZero",
         (),
-        in_python(latch.BaseLatch, "_watch", "if left == 0:", "if left <= 1:"),
+        in_python(latch.BaseLatch, "_watch", "if left:", "if left > 1:"),
     ),
     "a_latch_that_opens_without_a_sound": (
         "latch",
@@ -106,12 +106,7 @@ MISTAKES: Final[dict[str, tuple[str, str, tuple[str, ...], Mistake]]] = {
         "latch",
         "NoLostWakeup",
         (),
-        in_python(
-            latch.BaseLatch,
-            "_watch",
-            "deaf = not (yield from self._arm(board, timeout))",
-            "deaf = not (yield from self._arm(board, timeout)); yield from self._sleep(vigil, hold, until, 0.5)",
-        ),
+        OF_LOCKS["no_retry_after_arming_the_bell"],
     ),
     "a_waiter_who_looks_for_others_and_leaves_without_a_word": (
         "latch, prompt",
@@ -147,7 +142,7 @@ MISTAKES: Final[dict[str, tuple[str, str, tuple[str, ...], Mistake]]] = {
         "rlock",
         "AcquireTotality",
         (),
-        in_python(rlock.BaseRLock, "_acquire", "mine._depth = depth + 1", "mine._depth = depth + 2"),
+        in_python(rlock.BaseRLock, "_obtain", "mine._depth = depth + 1", "mine._depth = depth + 2"),
     ),
     "a_release_by_whoever_has_the_lease": (
         "rlock",

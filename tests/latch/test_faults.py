@@ -68,9 +68,9 @@ def test_nothing_goes_wrong() -> None:
     assert len(looks) == 2 * 3, "each machine looks, listens and looks again, and looks when it was rung"
 
 
-@pytest.mark.parametrize("fault", [{"lost": True}, {"reply_lost": True}], ids=["request", "reply"])
+@pytest.mark.parametrize("fault", [{"lost": True}, {"reply_lost": True}, {"reply_late_us": 400_000}], ids=str)
 @pytest.mark.parametrize("number", MESSAGES)
-def test_a_lost_message_is_sent_again_and_counted_once(number: int, fault: dict[str, bool]) -> None:
+def test_a_lost_message_is_sent_again_and_counted_once(number: int, fault: dict[str, Any]) -> None:
     play = Latches()
     play.doom(at(number, **fault))
     counting, waiting = play.cast()

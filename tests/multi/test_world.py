@@ -104,6 +104,7 @@ def test_a_crash_at_any_step_costs_the_others_no_more_than_the_lease(wants: Want
 FAULTS: dict[str, Callable[[int], Any]] = {
     "request lost": lambda number: at(number, lost=True),
     "reply lost": lambda number: at(number, reply_lost=True),
+    "reply late": lambda number: at(number, reply_late_us=300_000),
     "late": lambda number: at(number, late_us=300_000),
     "very late": lambda number: at(number, late_us=4_500_000),
 }

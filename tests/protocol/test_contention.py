@@ -128,6 +128,8 @@ def test_two_crashes_at_any_two_steps() -> None:
 FAULTS: dict[str, dict[str, Any]] = {
     "request lost": {"lost": True},
     "reply lost": {"reply_lost": True},
+    "reply late": {"reply_late_us": 300_000},
+    "reply later than the grace": {"reply_late_us": 900_000},
     "late": {"late_us": 300_000},
     "later than the grace": {"late_us": 1_700_000},
     "later than the lease": {"late_us": 6_000_000},

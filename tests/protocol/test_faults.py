@@ -54,9 +54,9 @@ def test_a_crash_at_any_step_costs_others_the_ttl_at_most(number: int, when: str
     assert play.world.keys() == []
 
 
-@pytest.mark.parametrize("fault", [{"lost": True}, {"reply_lost": True}], ids=["request", "reply"])
+@pytest.mark.parametrize("fault", [{"lost": True}, {"reply_lost": True}, {"reply_late_us": 400_000}], ids=str)
 @pytest.mark.parametrize("number", MESSAGES)
-def test_a_lost_message_costs_a_retry(number: int, fault: dict[str, bool]) -> None:
+def test_a_lost_message_costs_a_retry(number: int, fault: dict[str, Any]) -> None:
     play = Play()
     play.doom(at(number, **fault))
     processes = two_in_turn(play)

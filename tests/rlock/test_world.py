@@ -45,7 +45,9 @@ def test_cancelled_at_any_moment_it_gives_back_what_it_has(after_us: int, which:
     assert play.fences == sorted(set(play.fences))
 
 
-@pytest.mark.parametrize("fault", [{"lost": True}, {"reply_lost": True}, {"late_us": 500_000}], ids=str)
+@pytest.mark.parametrize(
+    "fault", [{"lost": True}, {"reply_lost": True}, {"reply_late_us": 500_000}, {"late_us": 500_000}], ids=str
+)
 @pytest.mark.parametrize("number", range(8))
 def test_a_message_gone_wrong_changes_no_count(number: int, fault: dict[str, Any]) -> None:
     play = Play()

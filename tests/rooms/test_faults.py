@@ -69,9 +69,9 @@ def test_a_crash_at_any_step_costs_others_the_ttl_at_most(number: int, when: str
 
 
 @pytest.mark.parametrize("cast", CASTS)
-@pytest.mark.parametrize("fault", [{"lost": True}, {"reply_lost": True}], ids=["request", "reply"])
+@pytest.mark.parametrize("fault", [{"lost": True}, {"reply_lost": True}, {"reply_late_us": 400_000}], ids=str)
 @pytest.mark.parametrize("number", MESSAGES)
-def test_a_lost_message_costs_a_retry(number: int, fault: dict[str, bool], cast: str) -> None:
+def test_a_lost_message_costs_a_retry(number: int, fault: dict[str, Any], cast: str) -> None:
     play = RoomPlay()
     play.doom(at(number, **fault))
     processes = in_turn(play, cast)

@@ -40,6 +40,8 @@ SMALL: Final[dict[str, Config]] = {
     "VF": cache_config("VF"),
     "RFL": cache_config("RFL", leaves_us=((0, 0),)),
     "RRD": cache_config("RRD", leaves_us=((0, 0),)),
+    "RVD": cache_config("RVD", leaves_us=((0, 0),)),
+    "VD": cache_config("VD", leaves_us=((0, 0),)),
 }
 MOST_STATES: Final = 6_000
 
@@ -62,6 +64,10 @@ def test_all_that_some_can_do_without_a_fault_is_searched() -> None:
         assert explorer.search(0)
         assert not explorer.broken
 
+
+_NUMBERED: Final = "    self.served = self._seat.flight.number()\n"
+_SERVED: Final = "        served = seat.flight.number() if seat is not None else 0\n"
+_STORED: Final = "        stored = yield from self._send(step)\n"
 
 # The cast in which it shows, what it breaks, by which faults, and what was written wrong.
 MISTAKES: Final[dict[str, tuple[str, str, tuple[str, ...], Mistake]]] = {
@@ -102,6 +108,24 @@ MISTAKES: Final[dict[str, tuple[str, str, tuple[str, ...], Mistake]]] = {
         "InvalidationWins",
         ("lost_reply",),
         in_python(Turn, "_finish", "elif stored:", "else:"),
+    ),
+    "a_value_for_a_task_that_asks_after_it_was_read": (
+        "RVD",
+        "InvalidationWins",
+        ("late_reply",),
+        (
+            *in_python(Search, "_send", _NUMBERED, ""),
+            *in_python(Search, "_send", "    return reply\n", f"{_NUMBERED}    return reply\n"),
+        ),
+    ),
+    "a_value_for_a_task_that_asks_after_it_was_stored": (
+        "VD",
+        "InvalidationWins",
+        ("late_reply",),
+        (
+            *in_python(Turn, "_finish", _SERVED, ""),
+            *in_python(Turn, "_finish", _STORED, f"{_STORED}{_SERVED}"),
+        ),
     ),
     "a_failure_for_whoever_waits_whenever_it_was": (
         "RFL",

@@ -133,6 +133,7 @@ def test_two_crashes_at_any_two_steps() -> None:
 FAULTS: dict[str, dict[str, Any]] = {
     "request lost": {"lost": True},
     "reply lost": {"reply_lost": True},
+    "reply late": {"reply_late_us": 300_000},
     "late": {"late_us": 300_000},
     "later than the claim": {"late_us": 4_000_000},
     "twice": {"again_us": 700},

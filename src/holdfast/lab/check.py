@@ -14,7 +14,7 @@ A *hold* runs from acquire's return (``granted``) to release's call (``leaves``)
 | arrived | who | the server has refused it, and it waits its turn |
 | minted | for whom | the server has given it the lock, with that fence; it may not know yet |
 | granted | who | acquire returned; its fence and local deadline, None where there is none; in ``what``, of a kind of
-  lock that several can hold: "read", "write", or "permit 0 of 2" |
+  lock that several can hold: "read", "write", or "permit 0 of 2"; of one that another task passed on: "passed" |
 | extended | who | the holder may now rely on it until then |
 | refused | who | acquire returned without, or raised |
 | believes | who | ``held`` was true just now, when its deadline was that |
@@ -27,7 +27,7 @@ A *hold* runs from acquire's return (``granted``) to release's call (``leaves``)
 | left_behind | who | its attempt ended without a grant, nothing of it is under way, and yet the key is its |
 | newcomer | -1 | all is over, and somebody new asks: ``what`` is "in", or "out" if that took too long, or "left" if
   there is something without a ttl |
-| idle | who | it waits for a lock that has been free for too long |
+| idle | who | it waits for a lock that has been free, or its own, for too long |
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from typing import Final, NamedTuple
 
 from holdfast.lab.trace import BROKEN, HOLDS, UNKNOWN, Verdict
 
-__all__ = ["CHECKS", "INVARIANTS", "MEANING", "ROOM_CHECKS", "Check", "Event", "History", "Report", "check"]
+__all__ = ["CHECKS", "INVARIANTS", "MEANING", "PASSED", "ROOM_CHECKS", "Check", "Event", "History", "Report", "check"]
 
 
 class Event(NamedTuple):
@@ -48,6 +48,7 @@ class Event(NamedTuple):
     until_us: int | None = None
     what: str = ""
     other: int = -1
+    task: int = 0  # which of the client's tasks, where several want the same lock
 
 
 class Report(NamedTuple):
@@ -60,26 +61,30 @@ History = Sequence[Event]
 _HOLDS: Final = Report(HOLDS)
 _UNKNOWN: Final = Report(UNKNOWN)
 BLOCK: Final = 64  # so many fences may be set aside with one grant, for those to whom it is passed on
+PASSED: Final = "passed"
 _ENDS_A_HOLD: Final = frozenset({"leaves", "crashed", "lost"})
 
 
 def mutual_exclusion(history: History) -> Report:
     """No two holds overlap."""
-    open_until: dict[int, int | None] = {}
+    open_until: dict[tuple[int, int], int | None] = {}  # by client and task
     for event in history:
-        if event.kind == "extended" and event.client not in open_until:
+        who = event.client, event.task
+        if event.kind == "extended" and who not in open_until:
             continue
         if event.kind in ("granted", "extended"):
             if event.kind == "extended" and event.until_us is not None and event.until_us <= event.at_us:
-                open_until.pop(event.client)  # it is over all the same
+                open_until.pop(who)  # it is over all the same
                 continue
             for other, until_us in open_until.items():
-                if other != event.client and (until_us is None or until_us > event.at_us):
+                if other != who and (until_us is None or until_us > event.at_us):
                     why = "{0} has the lock, and {1} still has it too"
-                    return Report(BROKEN, why, (event.client, other))
-            open_until[event.client] = event.until_us
+                    return Report(BROKEN, why, (event.client, other[0]))
+            open_until[who] = event.until_us
+        elif event.kind == "crashed":
+            open_until = {other: until_us for other, until_us in open_until.items() if other[0] != event.client}
         elif event.kind in _ENDS_A_HOLD:
-            open_until.pop(event.client, None)
+            open_until.pop(who, None)
     return _HOLDS
 
 
@@ -87,20 +92,21 @@ def fenced_safety(history: History) -> Report:
     """A resource that refuses lower fences never takes a write from a hold that a later one has superseded."""
     seen: int | None = None
     latest: Event | None = None  # the hold that was granted last
-    known_when_asked: dict[int, Event | None] = {}
+    known_when_asked: dict[tuple[int, int], Event | None] = {}
     for event in history:
+        who = event.client, event.task
         if event.kind == "wants":
-            known_when_asked[event.client] = latest
+            known_when_asked[who] = latest
         elif event.kind == "granted":
             # Who had asked before, and has a lower fence, was granted it before the latest, and only learns of it now.
-            if known_when_asked.get(event.client, latest) is latest or not _is_lower(event, latest):
+            if known_when_asked.get(who, latest) is latest or not _is_lower(event, latest):
                 latest = event
         elif event.kind == "writes":
             if event.fence is not None:
                 if seen is not None and event.fence < seen:
                     continue  # the resource has refused it
                 seen = event.fence
-            if latest is not None and latest.client != event.client:
+            if latest is not None and (latest.client, latest.task) != who:
                 how = "without a fence nobody can refuse it" if event.fence is None else "and its fence does not tell"
                 why = f"{{0}} writes although {{1}} has taken over; {how}"
                 return Report(BROKEN, why, (event.client, latest.client))
@@ -172,13 +178,13 @@ def fence_monotone(history: History) -> Report:
     has one that the server gave it, or one of the block that came with it.
     """
     greatest: Event | None = None
-    known_when_asked: dict[int, Event | None] = {}
+    known_when_asked: dict[tuple[int, int], Event | None] = {}
     by_server = any(event.kind == "minted" for event in history)
     given: dict[int, list[int]] = {}
     seen: dict[int, Event] = {}
     for event in history:
         if event.kind == "wants":
-            known_when_asked[event.client] = greatest
+            known_when_asked[event.client, event.task] = greatest
         if by_server and event.fence is not None:
             if event.kind == "minted":
                 given.setdefault(event.client, []).append(event.fence)
@@ -188,7 +194,7 @@ def fence_monotone(history: History) -> Report:
                 return Report(BROKEN, "{0} has a fence that was never given to it", (event.client,))
         if event.kind != ("minted" if by_server else "granted") or event.fence is None:
             continue
-        before = greatest if by_server else known_when_asked.get(event.client, greatest)
+        before = greatest if by_server else known_when_asked.get((event.client, event.task), greatest)
         low = before is not None and before.fence is not None and event.fence <= before.fence
         same = seen.setdefault(event.fence, event)
         if low or same is not event:
@@ -210,8 +216,13 @@ def acquire_totality(history: History) -> Report:
 
 
 def fifo(history: History) -> Report:
-    """Among live waiters whom no fault has befallen, who comes first is served first."""
+    """Among live waiters whom no fault has befallen, who comes first is served first.
+
+    Tasks of one client queue among themselves. What one of them passes on to the next ("passed") is not a matter of the
+    queue on the server, and how often that may be is bounded elsewhere.
+    """
     waiting: list[int] = []
+    tasks: dict[int, list[int]] = {}  # by client: those that want it, in order
     touched: set[int] = set()
     came = False
     for event in history:
@@ -221,11 +232,22 @@ def fifo(history: History) -> Report:
             if event.client < 0:
                 return _HOLDS if came else _UNKNOWN  # from here on the order may be lost, as a server may forget it
             touched.add(event.client)
+        elif event.kind == "wants":
+            tasks.setdefault(event.client, []).append(event.task)
         elif event.kind == "arrived" and event.client not in waiting:
             came = True
             waiting.append(event.client)
         elif event.kind in ("granted", "refused", "crashed"):
-            if event.kind == "granted":
+            mine = tasks.get(event.client, [])
+            if event.kind == "granted" and event.task in mine[1:] and event.client not in touched:
+                return Report(
+                    BROKEN, "{0} has two tasks that want the lock, and the later one gets it", (event.client,)
+                )
+            if event.task in mine:
+                mine.remove(event.task)
+            if event.kind == "refused" and mine:
+                continue  # the next of its tasks goes on in its place
+            if event.kind == "granted" and event.what != PASSED:
                 place = waiting.index(event.client) if event.client in waiting else len(waiting)
                 for other in waiting[:place]:
                     if other not in touched and event.client not in touched:

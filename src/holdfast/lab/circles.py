@@ -18,6 +18,7 @@ from holdfast.lab.check import INVARIANTS
 from holdfast.lab.explorer import Broken, Explorer, Search
 from holdfast.lab.faults import DAILY, TREACHERY
 from holdfast.lab.rows import config_of
+from holdfast.protocol.recipes import FENCED
 
 __all__ = ["LOOKS", "Circle", "Look", "RowSearch", "circles"]
 
@@ -29,9 +30,9 @@ class Look(NamedTuple):
     of_others: int  # that are small
 
 
-# Every pit of every row lies within the first 1,500 of some small circle, most within 300; and most rows have no more
+# Every pit of every row lies within the first 2,000 of some small circle, most within 300; and most rows have no more
 # than 6,000 in the circles without which nothing holds.
-LOOKS: Final = (Look(300, 300), Look(800, 800), Look(1_500, 1_500), Look(6_000, 1_500))
+LOOKS: Final = (Look(300, 300), Look(800, 800), Look(2_000, 2_000), Look(6_000, 2_000))
 SHARE_OF_THE_NEEDED: Final = 0.6  # of what is left of the budget, for a search that a verdict takes,
 SHARE: Final = 0.15  # for any other but the last,
 WALKS_SHARE: Final = 0.1  # and for random walks
@@ -44,16 +45,23 @@ class Circle(NamedTuple):
     clients: int
     most_faults: int
     kinds: tuple[str, ...]
+    overtaking: bool = False  # replies may be overtaken by notifications: see Config
 
     @property
     def is_needed(self) -> bool:
         """Whether it takes this much for a verdict."""
-        return self.clients == 2 and self.most_faults <= 1
+        return self.clients == 2 and self.most_faults <= 1 and not self.overtaking
 
 
-def circles(clients: int, most_faults: int, kinds: tuple[str, ...]) -> list[Circle]:
-    """Few faults before many, mild ones before worse ones, few clients before many."""
+def circles(clients: int, most_faults: int, kinds: tuple[str, ...], *, overtaking: bool = False) -> list[Circle]:
+    """Few faults before many, mild ones before worse ones, few clients before many.
+
+    With ``overtaking``, two clients are searched once more with replies that arrive late: without a fault, and with
+    one. That is five times as many states; with three clients it would be too many.
+    """
     found = [Circle(2, 0, ()), Circle(clients, 0, ())]
+    if overtaking:
+        found.append(Circle(2, 0, (), overtaking=True))
     for faults in range(1, most_faults + 1):
         mildness = kinds_by_mildness(kinds)
         if faults == 1:  # what happens after a milder one was explored with that
@@ -61,6 +69,8 @@ def circles(clients: int, most_faults: int, kinds: tuple[str, ...]) -> list[Circ
                 tuple(kind for kind in some if kind not in others) for others, some in pairwise([(), *mildness])
             ]
         found += [Circle(few, faults, some) for some in mildness for few in (2, clients)]
+        if faults == 1 and overtaking:
+            found += [Circle(2, 1, some, overtaking=True) for some in mildness]
     return list(dict.fromkeys(found))
 
 
@@ -86,18 +96,18 @@ class RowSearch:
         self.row = row
         self.config = config = config_of(row, **bounds)
         self.invariants = tuple(invariants)
-        self.circles = circles(config.clients, config.most_faults, config.kinds)
+        self.circles = circles(config.clients, config.most_faults, config.kinds, overtaking=row == FENCED)
         self.least = [circle for circle in self.circles if circle.is_needed][:2]  # no fault, and one of the mildest
         self._progress = progress
         self._stop_at = frozenset(stop_at)
         self._explorers = {
-            clients: Explorer(
-                config._replace(clients=clients),
+            (clients, overtaking): Explorer(
+                config._replace(clients=clients, overtaking=overtaking),
                 invariants=self.invariants,
                 stop_at=self._stop_at,
                 progress=self._tell,
             )
-            for clients in {2, config.clients}
+            for clients, overtaking in {(circle.clients, circle.overtaking) for circle in self.circles}
         }
         self._searches: dict[Circle, Search] = {}
         self._ended: set[Circle] = set()  # nothing is left within them
@@ -158,6 +168,8 @@ class RowSearch:
 
     def _is_small(self, circle: Circle) -> bool:
         """Whether it is looked at. With two faults that is one circle only, the one that has all the others in it."""
+        if circle.overtaking:
+            return False
         if circle.most_faults == 0:
             return True
         return circle.clients == 2 and (circle.most_faults == 1 or circle.kinds == self.config.kinds)
@@ -165,7 +177,7 @@ class RowSearch:
     def _go_on(self, circle: Circle, budget: float, **limit: int) -> None:
         if circle in self._ended:
             return
-        explorer = self._explorers[circle.clients]
+        explorer = self._explorers[circle.clients, circle.overtaking]
         search = self._searches.get(circle)
         if search is None:
             search = self._searches[circle] = explorer.begin(circle.most_faults, circle.kinds)
@@ -176,7 +188,7 @@ class RowSearch:
 
     def _walk(self, seed: int, ends_at: float) -> None:
         """Runs of chance with one fault more, each from a seed of its own, until the time is up."""
-        explorer = self._explorers[self.config.clients]
+        explorer = self._explorers[self.config.clients, False]
         explorer.broken = ChainMap(self._broken[None], self._broken_before(None))
         number = 0
         while time.monotonic() < ends_at and number < MOST_WALKS:

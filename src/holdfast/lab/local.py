@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from holdfast.lab.machine import is_awaited
 from holdfast.lab.site import Input, Site
 
 __all__ = ["Local"]
@@ -20,6 +21,7 @@ class Local:
 
     __slots__ = (
         "asleep",
+        "awaited",
         "came_by",
         "closed_links",
         "fence",
@@ -38,6 +40,7 @@ class Local:
         "stage",
         "timers",
         "until_us",
+        "waiting",
         "wants_us",
     )
 
@@ -58,6 +61,7 @@ class Local:
         self.live = site
         self.notes = tuple(site.notes)
         self.requests = tuple(request for request, _ in site.requests.values())
+        self.awaited = frozenset(number for number, (_, answer) in site.requests.items() if is_awaited(answer))
         self.timers = site.timers()
         self.stage = site.stage
         self.holds = site.granted
@@ -65,6 +69,7 @@ class Local:
         self.fence = site.fence
         self.until_us = site.until_us
         self.wants_us = site.wants_us
+        self.waiting = site.waiting
         self.settled = site.is_settled()
         self.asleep = site.is_asleep()
         self.links = tuple(site.links)

@@ -25,7 +25,7 @@ from holdfast.protocol.mutex import GRACE
 if TYPE_CHECKING:
     from holdfast.lab.world import World
 
-__all__ = ["Cancelled", "Machine", "Process"]
+__all__ = ["Cancelled", "Machine", "Process", "is_awaited"]
 
 LISTENER_PAUSE_US = 50_000
 _NOW = object()  # as an answer: what time it is when it is received
@@ -182,6 +182,33 @@ class _Block:
         return error, False
 
 
+class _Answer:
+    """What a process does with the replies that it waits for."""
+
+    __slots__ = ("_unpacked", "pending", "process")
+
+    def __init__(self, process: Process, pending: object, unpacked: Callable[[list[Any]], Any]) -> None:
+        self.process = process
+        self.pending = pending
+        self._unpacked = unpacked
+
+    def __call__(self, replies: list[Any]) -> None:
+        self.process.answer(self.pending, self._unpacked(replies))
+
+
+def is_awaited(answer: Callable[[Any], None]) -> bool:
+    """Whether a process still waits for that, as far as one can tell."""
+    return not isinstance(answer, _Answer) or answer.process.waits_for(answer.pending)
+
+
+def _first(replies: list[Any]) -> Any:
+    return replies[0]
+
+
+def _all(replies: list[Any]) -> Any:
+    return replies
+
+
 def _of_link(replies: list[Any]) -> Any:
     """What is answered on a link: the replies; or, if it could not even be opened, that failure."""
     return replies[0] if all(isinstance(reply, fx.StepFailed) and reply.prompt for reply in replies) else replies
@@ -300,11 +327,11 @@ class Process:
             return machine.wall() if effect.wall else machine.now()
         if isinstance(effect, fx.Call):
             self._shielded = effect.shielded
-            world.send(machine, [effect.step], lambda replies: self.answer(pending, replies[0]))
+            world.send(machine, [effect.step], _Answer(self, pending, _first))
             world.later(self._due(effect.timeout), self, pending, lambda: world.silence(effect.timeout))
             return pending
         if isinstance(effect, fx.CallEach):
-            world.send(machine, effect.steps, lambda replies: self.answer(pending, replies))
+            world.send(machine, effect.steps, _Answer(self, pending, _all))
             all_silent = [effect.timeout] * len(effect.steps)
             world.later(self._due(effect.timeout), self, pending, lambda: [*map(world.silence, all_silent)])
             return pending
@@ -336,7 +363,7 @@ class Process:
             return world.open_link(machine)
         if isinstance(effect, fx.CallOn):
             link = effect.link
-            world.send(machine, effect.commands, lambda replies: self.answer(pending, _of_link(replies)), link)
+            world.send(machine, effect.commands, _Answer(self, pending, _of_link), link)
             world.later(self._due(effect.timeout), self, pending, lambda: world.silence(effect.timeout))
             return pending
         if isinstance(effect, fx.CloseLink):

@@ -10,7 +10,11 @@ is left to do now. So a client is late only if it was paused, which is a fault, 
 leave it at any time until its stay is over.
 
 A client's step is one move: its request is executed and the reply is taken in, up to its next request. Between the two
-only pauses, crashes and losses can strike, which are moves of their own.
+pauses, crashes, losses and late replies can strike, which are moves of their own. With ``overtaking`` a step can also
+be executed without its reply, which then arrives after something else has reached its client: a notification of a later
+event, or the reply to a later step. A reply that nothing overtakes is the same as one that arrives at once, and runs
+that differ in this alone are explored once. A late reply is a fault: time passes before it arrives. If its sender has
+given it up by then, it counts for nothing.
 """
 
 from __future__ import annotations
@@ -102,7 +106,7 @@ class Model:
     # What can happen.
 
     def moves(self, state: State) -> list[Choice]:
-        urgent = list(self._urgent(state))
+        urgent = list(self._urgent(state)) or list(self._not_overtaken(state))
         found = [*urgent, *self._lazy(state)]
         if not urgent and (when := self._next_time(state)) is not None:
             found.append(("time", when))
@@ -134,11 +138,21 @@ class Model:
             for request in local.requests:
                 if not is_answered(state, client, request.number):
                     yield "do", client, request.number
+                    if self.config.overtaking and self._may_be_overtaken(state, client, request):
+                        yield "execute", client, request.number
         for name, item in under_way(state):
-            if item.kind != "ghost" and not state.stopped[item.client]:
+            if item.kind in ("ghost", "late") or state.stopped[item.client]:
+                continue
+            if item.kind != "reply" or item.content.is_overtaken(state, item.client):
                 yield "deliver", *name
         if not self.config.late and self._may_come(state):
             yield "come", state.come
+
+    def _not_overtaken(self, state: State) -> Iterator[Choice]:
+        """Replies that nothing has overtaken after all."""
+        for name, item in under_way(state):
+            if item.kind == "reply" and not state.stopped[item.client]:
+                yield "deliver", *name
 
     def _lazy(self, state: State) -> Iterator[Choice]:
         """What may happen now or later."""
@@ -147,13 +161,46 @@ class Model:
         for client, mark in enumerate(state.locals):
             local = self.locals[mark]
             spared = self.config.spares_holders and state.touched >> client & 1
-            if local.stage == "holds" and not state.stopped[client] and not spared:
-                stayed_us = state.now_us - local.granted_us
-                if any(start <= stayed_us <= end for start, end in self.config.leaves_us):
-                    yield "leave", client
+            if not state.stopped[client] and not spared and self._may_leave(state, local):
+                yield "leave", client
         for name, item in under_way(state):
-            if item.kind == "ghost":
+            is_late = item.kind == "late" and not state.stopped[item.client]
+            if item.kind == "ghost" or (is_late and item.content.is_overtaken(state, item.client)):
                 yield "deliver", *name
+
+    def _may_leave(self, state: State, local: Local) -> bool:
+        stayed_us = state.now_us - local.granted_us
+        return local.stage == "holds" and any(start <= stayed_us <= end for start, end in self.config.leaves_us)
+
+    def _may_be_overtaken(self, state: State, client: int, request: Request) -> bool:
+        """Whether anything else can reach that client before the reply to its request does: the reply to another step
+        of it, or a notification of what another client, or a fault, is about to do.
+
+        Not the confirmation of a subscription, which comes first on its own connection.
+        """
+        if request.listens or request.link is not None:
+            return False
+        if len(self.locals[state.locals[client]].requests) > 1:
+            return True
+        done = self.server.execute(state.store, request, self.channels[client])
+        channel = self.channels[client].encode()
+        listens = channel in self.server.store(done.store).subscribed
+        watched = done.watched | {key for key, who in state.tracked if who == client}
+        if not listens and not watched:
+            return False
+        if watched and "eviction" in self._kinds(state) and state.faults < self.config.most_faults:
+            return True
+        for other, mark in enumerate(state.locals):
+            local = self.locals[mark]
+            if other == client or state.stopped[other] > state.now_us:
+                continue
+            if self._may_leave(state, local):
+                return True
+            for pending in local.requests:
+                after = self.server.execute(done.store, pending, self.channels[other])
+                if after.written & watched or any(name == channel for name, _ in after.bells):
+                    return True
+        return False
 
     def _may_come(self, state: State) -> bool:
         """Whether the next client may come. If all are alike they come in order; and none before the one before it has
@@ -174,6 +221,8 @@ class Model:
                 times.append(until)
             elif timers := self.locals[mark].timers:
                 times.append(timers[0])
+                if any(item.kind == "late" and item.client == client for item in state.under_way):
+                    times.append(max(timers[0] - 1, state.now_us + 1))  # a late reply may just come in time
         if self.config.late and state.come < self.config.clients and (ends := self._lock_ends(state)) is not None:
             times.append(ends)
         when = min(times, default=NEVER)
@@ -213,7 +262,9 @@ class Model:
                 yield "fault", "lost_reply", client, kind, place
         value, _ = self.server.lock(state.store)
         if state.come:
-            for kind in ("restart", "eviction", "script_flush", "clock_jump"):
+            for kind in ("restart", "eviction", "script_flush", "clock_jump", "clock_back"):
+                if kind == "clock_back" and self.server.now_us(state.store) < START_US + state.now_us:
+                    continue  # once is enough, or a lock could be kept for as long as one likes
                 if kind in kinds and (value is not None or kind in ("script_flush", "restart")):
                     yield "fault", kind
             if "failover" in kinds:
@@ -251,6 +302,8 @@ class Model:
                     yield "fault", "lost_reply", client, number
                 if "duplicate" in kinds and request.link is None:  # no connection says anything twice
                     yield "fault", "duplicate", client, number
+            if "late_reply" in kinds and not request.listens:
+                yield "fault", "late_reply", client, number
             if "delay" in kinds and not request.listens and not _only_reads(request):
                 yield "fault", "delay", client, number
 

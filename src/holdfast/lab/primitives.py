@@ -1,6 +1,7 @@
 """The primitives, each as a row of a search: what is explored, and what is asked of it.
 
-To add one is to add an entry to ``PRIMITIVES``.
+To add one is to add an entry to ``PRIMITIVES``. Three clients take each step in one move; where there are two, replies
+may also be overtaken by notifications (``late_replies``).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Final, NamedTuple
 from holdfast.lab.cache import cache_config
 from holdfast.lab.cache_promises import CACHE_PROMISES
 from holdfast.lab.check import CHECKS
+from holdfast.lab.cohort import cohort_config
 from holdfast.lab.election import election_config
 from holdfast.lab.faults import FAULTS, TREACHERY
 from holdfast.lab.handover import handover_config
@@ -21,7 +23,7 @@ from holdfast.lab.rows import rwlock_config, semaphore_config, several_config
 from holdfast.lab.state import Config
 from holdfast.lab.visits import AT_ONCE
 
-__all__ = ["DAILY_KINDS", "PRIMITIVES", "Primitive"]
+__all__ = ["DAILY_KINDS", "PRIMITIVES", "Primitive", "late_replies"]
 
 # What befalls clients and messages. A server that loses what it has acknowledged is another matter; and so is a wall
 # clock that is wrong, at which none of these looks.
@@ -47,6 +49,7 @@ PRIMITIVES: Final[dict[str, Primitive]] = {
     "rwlock": Primitive(rwlock_config, ("ModeExclusion", *_ROOM)),
     "rwlock:WRW": Primitive(partial(rwlock_config, "WRW"), ("ModeExclusion", *_ROOM)),
     "several": Primitive(partial(several_config, "ab", "ba", "b", leaves_us=AT_ONCE), _UNORDERED),
+    "cohort": Primitive(partial(cohort_config, overtaking=True), _LOCK),
     "latch": Primitive(latch_config, _LATCH, (*DAILY_KINDS, "duplicate")),
     "latch:barrier": Primitive(partial(latch_config, "BBB", 3), _LATCH, (*DAILY_KINDS, "duplicate")),
     "rlock": Primitive(rlock_config, (*_LOCK, "LevelCount")),
@@ -64,3 +67,8 @@ PRIMITIVES: Final[dict[str, Primitive]] = {
     "cache:failing": Primitive(partial(cache_config, "VFI", leaves_us=AT_ONCE), _FAILING_CACHE),
     "cache:stale": Primitive(partial(cache_config, "RLI", ttl=0.05, stale=60.0, leaves_us=AT_ONCE), _CACHE),
 }
+
+
+def late_replies(primitive: Primitive) -> Config:
+    """The first two clients of a row, whose replies may be overtaken by notifications of later events."""
+    return primitive.config(kinds=primitive.kinds)._replace(clients=2, overtaking=True)

@@ -13,6 +13,7 @@ every lock. Each is a function of a history, as in ``check``; the matrix of the 
 | asks, told | who | it asks who leads; it is told: a name and a fence, or "nobody" |
 | outlives | who | it relies on its lease for longer than the server keeps it |
 | overdue | who | its time is up, it runs, and nobody has told it |
+| unaware | who | its key has been gone for too long, and it was not told |
 """
 
 from __future__ import annotations
@@ -147,6 +148,16 @@ def steps_down(history: History) -> Report:
     return _HOLDS if asked else _UNKNOWN
 
 
+def loss_told(history: History) -> Report:
+    """A holder whose key is gone before its time is told soon."""
+    asked = False
+    for event in history:
+        asked = asked or event.kind == "lost"
+        if event.kind == "unaware":
+            return Report(BROKEN, "the key of {0} is gone, and {0} is not told", (event.client,))
+    return _HOLDS if asked else _UNKNOWN
+
+
 PROMISES: Final[dict[str, Check]] = {
     **ROOM_CHECKS,
     **CACHE_PROMISES,
@@ -155,6 +166,7 @@ PROMISES: Final[dict[str, Check]] = {
     "LevelCount": Check(level_count, frozenset({"level", "trespass"})),
     "LeaderKnown": Check(leader_known, frozenset({"told"})),
     "StepsDown": Check(steps_down, frozenset({"outlives", "overdue"})),
+    "LossTold": Check(loss_told, frozenset({"unaware"})),
 }
 
 PROMISES_MEAN: Final = {
@@ -166,4 +178,5 @@ PROMISES_MEAN: Final = {
     "LevelCount": "A reentrant lock is kept until it was given back as often as it was taken, by its owner.",
     "LeaderKnown": "Whoever is said to lead was elected, with that fence, and had not been followed by another.",
     "StepsDown": "A leader's term ends, and it is told, before the server can let the next one lead.",
+    "LossTold": "A holder whose key is gone before its time is told soon.",
 }

@@ -58,7 +58,7 @@ def _checked(trace: Trace) -> Config:
     kinds = {str(choice[1]) for choice in trace.choices if choice[0] == "fault"}
     if unknown := sorted(kinds - FAULTS.keys()):
         raise InvalidConfig(f"fault {unknown[0]!r:.60}", f"there are {', '.join(FAULTS)}")
-    if "clock_jump" in kinds:
+    if kinds & {"clock_jump", "clock_back"}:
         raise Unsupported("a trace in which the server's clock jumps", "no command makes a real server do that")
     return config
 

@@ -45,6 +45,7 @@ class Note(NamedTuple):
     fence: int | None = None
     until_us: int | None = None  # a deadline, where there is one
     what: str = ""
+    task: int = 0  # which of its tasks did, where several want the same
 
 
 class Visit(NamedTuple):
@@ -54,6 +55,16 @@ class Visit(NamedTuple):
     make_lock: Callable[[Any], Any]  # given a driver
     patience: float | None = None
     stay_us: int = 2_000_000  # at most; it may leave at any time before
+
+
+class _Held:
+    """A lease that a task has, and until when that may rely on it."""
+
+    __slots__ = ("lease", "until_us")
+
+    def __init__(self, lease: Any) -> None:
+        self.lease = lease
+        self.until_us = _deadline_us(lease)
 
 
 class _Timer(NamedTuple):
@@ -84,14 +95,13 @@ class Site:
         self.closed_links: list[tuple[str, tuple[Request, ...]]] = []
         self.granted_us = 0
         self.fence: int | None = None
-        self.until_us: int | None = None
-        self.granted = False
         self.served = False  # it got what it came for
         self.waiting = 0  # how many of its tasks wait, where that is not always one
         self._timers: list[_Timer] = []
         self._soon: deque[Callable[[], None]] = deque()
         self._count = 0
-        self._lease: Any = None
+        self._held: dict[int, _Held] = {}  # by task, from acquire's return to release's call or its loss
+        self._lease: Any = None  # the latest
         self._bell = Bell()
         self._process: Process | None = None
         self.machine = Machine(self, name)  # type: ignore[arg-type]
@@ -186,7 +196,7 @@ class Site:
             self._process = self.spawn(self.visit.program(self), machine)
         self._drain()
         self._look_for_bugs()
-        self._watch_the_lease()
+        self._watch_the_leases()
 
     def _look_for_bugs(self) -> None:
         """A client that a mistake in its program has ended does no wrong any more, and all would seem to hold."""
@@ -230,39 +240,52 @@ class Site:
     def note(self, kind: str, **facts: Any) -> None:
         self.notes.append(Note(kind, **facts))
 
-    def begin(self, lease: Any) -> None:
+    @property
+    def granted(self) -> bool:
+        return bool(self._held)
+
+    @property
+    def until_us(self) -> int | None:
+        """Until when it may rely on its lease, or on the last that one of its tasks has obtained."""
+        return next(reversed(self._held.values())).until_us if self._held else None
+
+    def begin(self, lease: Any, task: int = 0, what: str = "") -> None:
         """It has this lease now, and at once writes to what it guards."""
+        self._held.pop(task, None)
+        held = self._held[task] = _Held(lease)
         self._lease = lease
         self.granted_us = self.now_us
-        self.stage, self.granted, self.served = "holds", True, True
-        self.fence, self.until_us = lease.fence, _deadline_us(lease)
-        self.note("granted", fence=self.fence, until_us=self.until_us, what=getattr(lease._hold, "place", ""))
-        self.note("writes", fence=self.fence)
+        self.stage, self.served = "holds", True
+        self.fence = lease.fence
+        what = what or getattr(lease._hold, "place", "")
+        self.note("granted", fence=self.fence, until_us=held.until_us, what=what, task=task)
+        self.note("writes", fence=self.fence, task=task)
 
     def stay(self) -> Generator[Any, Any, Any]:
         """Until it leaves, which it may do at any time; or until its stay is over."""
         return wait(self._bell, (self.now_us + self.visit.stay_us) / 1e6)
 
-    def leave(self) -> None:
+    def leave(self, lease: Any = None, task: int = 0) -> None:
         """It writes once more, looks whether it still has the lease, and is about to give it back."""
-        self.note("writes", fence=self.fence)
-        if self._lease.held:
-            self.note("believes", until_us=_own_count_us(self._lease))
-        self.stage, self.granted = "leaves", False
-        self.note("leaves")
+        lease = self._lease if lease is None else lease
+        self.note("writes", fence=lease.fence, task=task)
+        if lease.held:
+            self.note("believes", until_us=_own_count_us(lease), task=task)
+        self._held.pop(task, None)
+        self.stage = "leaves"
+        self.note("leaves", task=task)
 
-    def _watch_the_lease(self) -> None:
-        """Note what the keeper has found out behind the holder's back."""
-        if not self.granted:
-            return
-        if self._lease._hold.phase is LOST:
-            self.granted = False
-            self.note("lost")
-            return
-        until_us = _deadline_us(self._lease)
-        if until_us != self.until_us:
-            self.until_us = until_us
-            self.note("extended", until_us=until_us)
+    def _watch_the_leases(self) -> None:
+        """Note what the keeper has found out behind the holders' backs."""
+        for task, held in list(self._held.items()):
+            if held.lease._hold.phase is LOST:
+                del self._held[task]
+                self.note("lost", task=task)
+                continue
+            until_us = _deadline_us(held.lease)
+            if until_us != held.until_us:
+                held.until_us = until_us
+                self.note("extended", until_us=until_us, task=task)
 
     def discard(self) -> None:
         """Let go of the machine without a word."""

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple, Protocol
 from holdfast.lab.faults import FAULTS
 from holdfast.lab.visits import take_and_give_back
 
-__all__ = ["NEVER", "NOBODY", "Choice", "Config", "State", "Under", "View", "is_answered", "under_way"]
+__all__ = ["NEVER", "NOBODY", "Choice", "Config", "Reply", "State", "Under", "View", "is_answered", "under_way"]
 
 Choice = tuple[Any, ...]  # what happens; plain data
 NOBODY: Final = -1
@@ -22,7 +22,7 @@ NEVER: Final = 1 << 62
 class Under(NamedTuple):
     """Something under way: to the server (a request that nobody waits for any more), or to a client."""
 
-    kind: str  # "ghost", "bell", "push", "cut" or "reply"
+    kind: str  # "ghost", "bell", "push", "cut", "reply" or "late" (a reply that time may overtake)
     client: int
     content: Any
 
@@ -58,6 +58,7 @@ class Config(NamedTuple):
     late: bool = False  # clients may come at any time, not only at the beginning
     polls: bool = False  # who waits does so between two tries, each of which is an attempt of its own
     horizon_us: int = 10_000_000
+    overtaking: bool = False  # notifications, and replies to later steps, may arrive before the reply to a step
     lag: int = 1  # how many of the last writes a replica may lack
     patience: float | None = 4.5  # how long a client waits for the lock; None for ever
     idle_us: int = 200_000  # how long a free lock may be left alone while somebody waits,
@@ -85,7 +86,7 @@ class State(NamedTuple):
     tracked: frozenset[tuple[bytes, int]] = frozenset()
     faults: int = 0
     owner: int = NOBODY  # whose the key is
-    free_since: int = 0  # since when the lock is free; -1 while it is not
+    free_since: int = 0  # since when the lock is free, or its owner does not know that it has it; else -1
     arrived: tuple[int, ...] = ()  # who waits, in the order of arrival
     touched: int = 0  # whom a fault has befallen, as bits
     come: int = 0  # how many clients have come
@@ -102,6 +103,23 @@ def under_way(state: State) -> Iterator[tuple[tuple[str, int, int], Under]]:
         yield (item.kind, item.client, place), item
 
 
+class Reply(NamedTuple):
+    """The content of a reply under way. It is compared as text, for -1 and -2 have the same hash."""
+
+    number: int  # of the request
+    replies: tuple[Any, ...]
+    text: str
+    at_us: int = 0  # when the step was executed,
+    local: int = 0  # and the mark of its sender then; 0 if its sender was stopped
+
+    def is_overtaken(self, state: State, client: int) -> bool:
+        """Whether anything has happened to its receiver since. Else it is as if it had arrived at once."""
+        return state.locals[client] != self.local or state.now_us > self.at_us
+
+
 def is_answered(state: State, client: int, number: int) -> bool:
-    """Whether the server has executed it, and the reply waits for the client to wake up."""
-    return any(item.kind == "reply" and item.client == client and item.content[0] == number for item in state.under_way)
+    """Whether the server has executed it, and the reply is still under way."""
+    return any(
+        item.kind in ("reply", "late") and item.client == client and item.content.number == number
+        for item in state.under_way
+    )

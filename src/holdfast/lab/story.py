@@ -138,6 +138,9 @@ class _Teller:
         actor = self.model.names[choice[2] if kind == "deliver" else choice[1]]
         if kind == "do":
             return actor, *self._done(choice[1], choice[2])
+        if kind == "execute":
+            words, fault, command, reply = self._done(choice[1], choice[2])
+            return actor, f"{words[:-1]}; the reply is on its way.", fault, command, reply
         if kind == "deliver" and choice[1] == "ghost":
             request = Request(0, *dict(under_way(self.before))[choice[1:]].content)
             command, reply, words = self._exchange(choice[2], request)
@@ -151,6 +154,8 @@ class _Teller:
                 "bell": "is woken by the server.",
                 "push": "is told that somebody else has written the key.",
                 "cut": "notices that its connection for wake-ups is broken.",
+                "reply": "gets the reply to its step.",
+                "late": "gets the reply to its step at last.",
             }.get(str(choice[1]), ""),
         }[kind]
         return actor, str(words), "", "", ""
@@ -198,6 +203,7 @@ class _Teller:
             "skew": "has a clock that is " + ("ahead." if choice[-1] == 1 else "behind."),
             "lost_request": f"sends {command}, which never arrives.",
             "lost_reply": f"sends {command}, which is executed; the reply is lost." if command else "misses a wake-up.",
+            "late_reply": f"sends {command}, which is executed; the reply is late.",
             "duplicate": f"sends {command}; the network keeps a copy of it.",
             "delay": f"sends {command}, which is held up somewhere in the network.",
             "cancel": "is cancelled by whoever started it.",
@@ -206,8 +212,9 @@ class _Teller:
             "failover": "The server fails, and its replica takes over, which has not got the last write.",
             "eviction": "The server throws the key away to make room.",
             "clock_jump": "The server's clock jumps ahead.",
+            "clock_back": "The server's clock is set back.",
         }[kind]
-        executed = kind in ("lost_reply", "duplicate") or (len(choice) > 3 and choice[3] == "after")
+        executed = kind in ("lost_reply", "late_reply", "duplicate") or (len(choice) > 3 and choice[3] == "after")
         return actor, words, kind, command, reply if executed else ""
 
     def _consequences(self, choice: Choice) -> Iterator[str]:

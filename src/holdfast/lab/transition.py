@@ -12,7 +12,7 @@ from holdfast.lab.check import Event
 from holdfast.lab.faults import BEFALLS_ALL
 from holdfast.lab.server import Done
 from holdfast.lab.site import Failure, Request
-from holdfast.lab.state import NEVER, NOBODY, Choice, State, Under, under_way
+from holdfast.lab.state import NEVER, NOBODY, Choice, Reply, State, Under, under_way
 from holdfast.lab.store import START_US
 from holdfast.protocol.effects import Step
 
@@ -58,6 +58,8 @@ class Transition:
         kind = choice[0]
         if kind == "do":
             self._do(choice[1], choice[2])
+        elif kind == "execute":
+            self._do(choice[1], choice[2], answer="reply")
         elif kind == "time":
             self._pass_time(choice[1])
         elif kind == "tick":
@@ -101,7 +103,8 @@ class Transition:
         local = self.model.locals[self.locals[client]]
         return next(request for request in local.requests if request.number == number)
 
-    def _do(self, client: int, number: int, *, answer: bool = True) -> None:
+    def _do(self, client: int, number: int, *, answer: str = "") -> None:
+        """Execute it, and let its sender have the reply: at once, or as something that is under way from now on."""
         request = self._request(client, number)
         if self.config.tick_us:
             self._move_clock(self.now + self.config.tick_us)
@@ -110,8 +113,11 @@ class Transition:
         else:
             replies = self._execute(client, request)
         self.held_back[client] = False
-        if self.stopped[client] > self.now or not answer:
-            self.under_way.append(Under("reply", client, (number, replies, repr(replies))))  # as text: see Local.mark
+        if self.stopped[client] > self.now:
+            self.under_way.append(Under("reply", client, Reply(number, replies, repr(replies))))
+        elif answer:
+            reply = Reply(number, replies, repr(replies), self.now, self.locals[client])
+            self.under_way.append(Under(answer, client, reply))
         else:
             self._feed(client, "answer", number, replies)
 
@@ -210,15 +216,23 @@ class Transition:
         local = model.feed(model.locals[self.locals[client]], (kind, self.now, *content))
         self.locals[client] = local.mark
         for note in local.notes:
-            self._event(client, note.kind, fence=note.fence, until_us=note.until_us, what=note.what)
-            if note.kind in ("granted", "passed", "refused") and client in self.arrived:
+            self._event(client, note.kind, fence=note.fence, until_us=note.until_us, what=note.what, task=note.task)
+            goes_on = note.kind == "refused" and note.task and local.waiting  # another of its tasks has its place now
+            if note.kind in ("granted", "passed", "refused") and client in self.arrived and not goes_on:
                 self.arrived.remove(client)
         for link, unanswered in local.closed_links:
             self._close_link(client, link, unanswered)
 
     def _close_link(self, client: int, link: str, unanswered: tuple[Request, ...]) -> None:
         """The server sees the end of a connection after all that came before it."""
-        self.under_way.extend(Under("ghost", client, (request.ops, link)) for request in unanswered)
+        executed = {
+            item.content.number: item for item in self.under_way if item.kind == "late" and item.client == client
+        }
+        for request in unanswered:
+            if request.number in executed:
+                self.under_way.remove(executed[request.number])
+            else:
+                self.under_way.append(Under("ghost", client, (request.ops, link)))
         if not any(item.kind == "ghost" and item.content[1] == link for item in self.under_way):
             self.store = self.server.hang_up(self.store, (link,))
 
@@ -248,6 +262,8 @@ class Transition:
                 self.store = self.server.hang_up(self.store, (item.content[1],))
         elif item.kind == "cut":
             self._feed(item.client, "cut")
+        elif item.kind in ("reply", "late"):
+            self._feed(item.client, "answer", *item.content[:2])
         else:
             self._feed(item.client, item.kind, item.content)
 
@@ -278,7 +294,7 @@ class Transition:
 
     def _stop(self, client: int, us: int, when: str, number: int) -> None:
         if when == "after":
-            self._do(client, number, answer=False)
+            self._do(client, number, answer="reply")
         self.held_back[client] = when == "before"
         self.stopped[client] = self.now + us
 
@@ -293,6 +309,10 @@ class Transition:
             self.held_back[client] = False
             self._execute(client, self._request(client, what[0]))
             self._feed(client, "lose", what[0])
+
+    def _late_reply(self, client: int, number: int) -> None:
+        self.held_back[client] = False
+        self._do(client, number, answer="late")
 
     def _duplicate(self, client: int, number: int) -> None:
         request = self._request(client, number)
@@ -326,6 +346,9 @@ class Transition:
     def _clock_jump(self) -> None:
         self.store = self.server.later(self.store, self.config.ttl_us * 3 // 2)
 
+    def _clock_back(self) -> None:
+        self.store = self.server.later(self.store, -self.config.ttl_us // 2)
+
     def _push_to_trackers(self) -> None:
         for key, client in sorted(self.tracked):
             if key == self.server.key and self.stopped[client] != NEVER:
@@ -343,7 +366,7 @@ class Transition:
         self.under_way = [
             item
             for item in self.under_way
-            if item.kind == "reply" or (item.kind == "ghost" and item.content[1] is None)
+            if item.kind in ("reply", "late") or (item.kind == "ghost" and item.content[1] is None)
         ]
         value, _ = self.server.lock(self.store)
         named = None if value is None else self._named_by(value)
@@ -351,6 +374,13 @@ class Transition:
         for client, channel in enumerate(self.model.channels):
             if channel.encode() in listeners and self.stopped[client] != NEVER:
                 self.under_way.append(Under("cut", client, None))
+
+    def _drop_unawaited(self) -> None:
+        """A late reply is nothing to a sender that has given it up."""
+        for item in [item for item in self.under_way if item.kind == "late" and not self.stopped[item.client]]:
+            if item.content.number not in self.model.locals[self.locals[item.client]].awaited:
+                self.under_way.remove(item)
+                self._feed(item.client, "lose", item.content.number)
 
     # The sum of it.
 
@@ -362,6 +392,7 @@ class Transition:
 
     def _state(self) -> State:
         was = self.was
+        self._drop_unawaited()
         state = State(
             self.now, self.store, tuple(self.locals), tuple(self.under_way), tuple(self.stopped),
             tuple(self.held_back), tuple(self.since), self.tracked, self.faults, self.owner, was.free_since,
@@ -369,12 +400,23 @@ class Transition:
             self.before if self.faults < self.config.most_faults else (), self.broken_links,
         )  # fmt: skip
         free = self.model.is_free(state)
-        if not free:
+        if not free and not self._is_unknown_to_its_owner(state):
             state = state._replace(free_since=-1)
         elif was.free_since < 0:
             state = state._replace(free_since=self.now)
         self._look_at(state, free)
         return state
+
+    def _is_unknown_to_its_owner(self, state: State) -> bool:
+        """Whether the lock was granted to a waiter that goes on waiting. To all others it might as well be free."""
+        if self.config.view is not None or self.config.polls or state.owner < 0 or state.stopped[state.owner]:
+            return False
+        return self.model.locals[state.locals[state.owner]].stage == "wants"
+
+    def _is_next(self, state: State, client: int) -> bool:
+        """Whether it is the turn of that client, where only the first can go on."""
+        view = self.config.view
+        return view is None or not view.in_turn or client == self.model.first_waiter(state)
 
     def _look_at(self, state: State, free: bool) -> None:
         """Events that are about how things stand, not about a step."""
@@ -391,15 +433,17 @@ class Transition:
             over = local.stage == "over" or (config.polls and local.stage == "wants" and local.asleep)
             if over and local.settled and not state.stopped[state.owner]:
                 self._event(state.owner, "left_behind")
-        if free:
-            bound = config.idle_us + config.idle_us_per_fault * state.faults
-            for client, local in enumerate(locals_):
-                if config.view is not None and config.view.in_turn and client != model.first_waiter(state):
-                    continue
-                if local.stage == "wants" and not state.stopped[client]:
-                    waits_since = max(local.wants_us, state.free_since, state.since[client])
-                    if state.now_us - waits_since > bound:
-                        self._event(client, "idle")
+        bound = config.idle_us + config.idle_us_per_fault * state.faults
+        for client, local in enumerate(locals_):
+            if state.free_since < 0 or state.stopped[client]:
+                continue
+            since_us = max(state.free_since, state.since[client])
+            holds = free and local.holds and local.until_us is not None and local.until_us > state.now_us
+            if holds and state.now_us - max(local.granted_us, since_us) > bound:
+                self._event(client, "unaware")
+            waits = (free or client == state.owner) and local.stage == "wants" and self._is_next(state, client)
+            if waits and state.now_us - max(local.wants_us, since_us) > bound:
+                self._event(client, "idle")
         if (
             model.asks_newcomers
             and state.come

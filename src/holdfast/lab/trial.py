@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 
 from holdfast.errors import InvalidConfig
 from holdfast.lab.explorer import Explorer
-from holdfast.lab.primitives import PRIMITIVES
+from holdfast.lab.primitives import PRIMITIVES, late_replies
 from holdfast.lab.survey import trace_of
 from holdfast.lab.trace import BROKEN, HOLDS, UNKNOWN, Trace, Verdict
 
@@ -38,10 +38,14 @@ class Tried(NamedTuple):
     explored: int  # with so many faults all there is was explored; -1: not even what happens without any
     verdicts: dict[str, Verdict]  # by invariant
     traces: tuple[Trace, ...]  # one for each that is broken
+    late: bool = False  # replies could be overtaken by notifications
 
     @property
     def is_passed(self) -> bool:
-        """Nothing that was asked is broken, and something is known of all of it."""
+        """Nothing that was asked is broken, and something is known of all of it; or, with late replies, of what its
+        first two clients have to say something about."""
+        if self.late:
+            return self.explored >= 0 and BROKEN not in self.verdicts.values()
         return all(verdict == HOLDS for verdict in self.verdicts.values())
 
     @property
@@ -51,7 +55,8 @@ class Tried(NamedTuple):
         said = to_the_end.get(self.explored, f"{self.explored} faults to the end")
         if self.explored < MOST_FAULTS:
             said += f", {MOST_FAULTS} faults so far"
-        return f"{self.row}, {self.clients} clients: {self.states:,} states; {said}"
+        late = " with late replies" if self.late else ""
+        return f"{self.row}, {self.clients} clients{late}: {self.states:,} states; {said}"
 
     @property
     def details(self) -> Iterator[str]:
@@ -67,20 +72,20 @@ class Tried(NamedTuple):
             yield f"  {trace.invariant}: {why} ({trace.steps} steps; {', '.join(trace.faults) or 'no fault'})"
 
 
-def try_primitive(row: str, budget: float, seed: int = 0) -> Tried:
-    """One of them, for so many seconds."""
+def try_primitive(row: str, budget: float, seed: int = 0, late: bool = False) -> Tried:
+    """One of them, for so many seconds; ``late``: two clients, whose replies may be overtaken by notifications."""
     log = logging.getLogger("holdfast")
     before, log.disabled = log.disabled, True  # what clients say of lost messages, a million times
     try:
-        return _try_primitive(row, budget, seed)
+        return _try_primitive(row, budget, seed, late)
     finally:
         log.disabled = before
 
 
-def _try_primitive(row: str, budget: float, seed: int) -> Tried:
+def _try_primitive(row: str, budget: float, seed: int, late: bool) -> Tried:
     primitive = PRIMITIVES[row]
     ends_at = time.monotonic() + budget
-    config = primitive.config(kinds=primitive.kinds)
+    config = late_replies(primitive) if late else primitive.config(kinds=primitive.kinds)
     explorer = Explorer(config, invariants=primitive.invariants)
     explored = -1
     for faults in range(MOST_FAULTS + 1):
@@ -98,25 +103,27 @@ def _try_primitive(row: str, budget: float, seed: int) -> Tried:
         for name in primitive.invariants
     }
     traces = tuple(trace_of(row, broken) for broken in explorer.broken.values())
-    return Tried(row, config.clients, explorer.states, explored, verdicts, traces)
+    return Tried(row, config.clients, explorer.states, explored, verdicts, traces, late)
 
 
-def try_all(rows: Sequence[str] = tuple(PRIMITIVES), *, budget: float, seed: int = 0) -> Iterator[Tried]:
+def try_all(
+    rows: Sequence[str] = tuple(PRIMITIVES), *, budget: float, seed: int = 0, late: bool = False
+) -> Iterator[Tried]:
     """These, in this order, for so many seconds in all; on as many cores as there are."""
     for row in rows:
         if row not in PRIMITIVES:
             raise InvalidConfig(f"primitive {row!r:.60}", f"there are {', '.join(PRIMITIVES)}")
     jobs = min(os.cpu_count() or 1, len(rows))
     if jobs <= 1 or "fork" not in multiprocessing.get_all_start_methods():
-        yield from (try_primitive(row, budget / len(rows), seed) for row in rows)
+        yield from (try_primitive(row, budget / len(rows), seed, late) for row in rows)
         return
     each = budget / -(-len(rows) // jobs)
     # One search for each process, so that memory is given back.
     with multiprocessing.get_context("fork").Pool(jobs, _ignore_interrupts, maxtasksperchild=1) as pool:
-        yield from pool.imap(_try, [(row, each, seed) for row in rows])
+        yield from pool.imap(_try, [(row, each, seed, late) for row in rows])
 
 
-def _try(asked: tuple[str, float, int]) -> Tried:
+def _try(asked: tuple[str, float, int, bool]) -> Tried:
     return try_primitive(*asked)
 
 

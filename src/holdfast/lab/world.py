@@ -45,6 +45,7 @@ class Fate(NamedTuple):
     late_us: int = 0  # executed so much later, also when its sender has given up long since
     again_us: int = 0  # executed once more, so much later
     reply_lost: bool = False
+    reply_late_us: int = 0  # its reply arrives so much later; notifications sent meanwhile overtake it
     sender_crashes: str = ""  # "before" or "after" it was executed
 
 
@@ -188,7 +189,7 @@ class World:
             if fate.sender_crashes == "after":
                 machine.crash()
             elif not fate.reply_lost:
-                self.at(self.now_us + self.latency_us, lambda: answer(replies))
+                self.at(self.now_us + self.latency_us + fate.reply_late_us, lambda: answer(replies))
 
         self.at(self.now_us + self.latency_us + fate.late_us, arrive)
         if fate.again_us:
@@ -279,6 +280,10 @@ class World:
         return silence(timeout)
 
     # Faults of the server.
+
+    def set_server_clock(self, seconds: float) -> None:
+        """Step the server's clock by that much; a negative step sets it back. Deadlines stay where they are."""
+        self.store.now_us += round(seconds * 1e6)
 
     def hang(self) -> None:
         self.hung = True

@@ -259,10 +259,12 @@ class Cohorts:
 
     def _call(self, heir: Hold, hold: Hold) -> bool:
         """Call it to the seat; False if it leaves just now. It will know when it is rung."""
-        if self.seats.get(hold.seat) is not hold:
-            return False  # it has got up before: after an interrupt in its clean-up, say
         if self._vacating.setdefault(hold, _ENDER) is not _ENDER:
             return False  # the keeper has just found the hold lost
+        # Checked second: from here on the keeper cannot take the seat away, but it may have done so before.
+        if self.seats.get(hold.seat) is not hold:
+            self._vacating.pop(hold, None)
+            return False
         if _fate(heir).setdefault(None, hold) is not hold:
             self._vacating.pop(hold, None)
             return False  # to look for another is not worth the trouble

@@ -1,0 +1,191 @@
+"""Mistakes that a scenario of the world shows: late replies, clocks that are set back, holds longer than any side key.
+
+Each scenario passes with the code as it is, and fails with each mistake that is listed for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import pytest
+
+import holdfast
+from holdfast.lab.world import Fate, Message
+from holdfast.protocol.effects import Command, Step
+from tests.lab.mutations import IN_THE_WORLD, MISTAKES, plant
+from tests.protocol.harness import Play
+
+SIDE_KEYS_LAST: Final = 5.0  # seconds without a refresh: see lua/acquire.lua and lua/room_acquire.lua
+
+
+@pytest.fixture(autouse=True)
+def _worlds_end() -> Iterator[None]:
+    yield
+    while Play.made:
+        Play.made.pop().end()
+
+
+def step_of(message: Message) -> Step:
+    step = message.ops[0]
+    assert isinstance(step, Step)
+    return step
+
+
+def expect(play: Play, process: Any, seconds: float) -> Any:
+    """What the process returns within that time."""
+    play.run(seconds)
+    assert process.done
+    return process.outcome()
+
+
+def late_reply_to_extend() -> None:
+    """After extend(), the holder relies on no more than the server keeps."""
+    play = Play()
+    one = play.client("one")
+    play.doom(lambda message: Fate(reply_late_us=800_000) if "60000" in step_of(message).args else None)
+
+    async def hold() -> tuple[float, Any]:
+        async with one.lock("a", ttl=3) as lease:
+            await lease.extend(60)
+            return lease.remaining(), play.world.store.execute("PTTL", "a")
+
+    remaining, left_ms = expect(play, play.start(one, hold()), 3.0)
+    assert 50 < remaining <= left_ms / 1000
+
+
+def push_before_the_reply_to_a_renewal() -> None:
+    """The key is deleted after a renewal was executed; the push arrives before the reply, and the holder is told."""
+    play = Play()
+    one = play.client("one")
+    play.doom(lambda message: Fate(reply_late_us=500_000) if step_of(message).script == "renew" else None)
+    lost_at: list[float] = []
+
+    async def hold() -> Any:
+        return await one.lock("a", ttl=30, on_lost=lambda lease: lost_at.append(play.world.now_us / 1e6)).acquire()
+
+    play.start(one, hold())
+    play.run(0.3)  # the first renewal was sent at 0.1 s, and its reply arrives at 0.6 s
+    play.doom(lambda message: None)
+    play.world.execute(Command(("DEL", "a")))
+    play.run(2.0)
+    assert lost_at, "the push was forgotten"
+    assert lost_at[0] < 0.7
+
+
+def push_while_the_keeper_cleans_up() -> None:
+    """The keeper waits for the reply to a clean-up when a push arrives: it looks at that hold next."""
+    play = Play()
+    one, two = play.client("one"), play.client("two")
+    cleanups = 0
+
+    def choose(message: Message) -> Fate | None:
+        nonlocal cleanups
+        if step_of(message).script != "abandon":
+            return None
+        cleanups += 1
+        return Fate(lost=True) if cleanups == 1 else Fate(reply_late_us=500_000)
+
+    play.doom(choose)
+    lost_at: list[float] = []
+
+    async def hold() -> Any:
+        return await one.lock("a", ttl=30, on_lost=lambda lease: lost_at.append(play.world.now_us / 1e6)).acquire()
+
+    async def give_up() -> Any:
+        return await one.lock("b", ttl=30).acquire(timeout=0.2)
+
+    async def occupy() -> Any:
+        return await two.lock("b", ttl=30).acquire()
+
+    play.start(one, hold())
+    play.start(two, occupy())
+    play.run(1.0)
+    attempt = play.start(one, give_up())
+    play.run(0.2 + 0.25 + 0.1)  # its patience, the caller's own clean-up, which is lost, and part of the keeper's
+    assert attempt.outcome() is None
+    assert cleanups == 2
+    play.world.execute(Command(("DEL", "a")))
+    deleted_at = play.world.now_us / 1e6
+    play.run(2.0)
+    assert lost_at, "the push was forgotten"
+    assert lost_at[0] < deleted_at + 0.6
+
+
+def mutex_beside_a_long_hold(make: Callable[[Any], Any]) -> None:
+    """A holder stays longer than any side key lasts by itself: its name is still no mutex."""
+    play = Play()
+    one, two = play.client("one"), play.client("two")
+
+    async def hold() -> None:
+        async with make(one):
+            await play.sleep(one, 3 * SIDE_KEYS_LAST)
+
+    async def intrude() -> Any:
+        return await two.lock("a", ttl=3).acquire(blocking=False)
+
+    inside = play.start(one, hold())
+    for _ in range(2):
+        play.world.run(seconds=SIDE_KEYS_LAST + 2.0)
+        with pytest.raises(holdfast.Unsupported, match="in use as a"):
+            expect(play, play.start(two, intrude()), 0.1)
+    expect(play, inside, 3.0)
+
+
+def mutex_beside_a_semaphore() -> None:
+    mutex_beside_a_long_hold(lambda client: client.semaphore("a", 2, ttl=3))
+
+
+def mutex_beside_a_reader() -> None:
+    mutex_beside_a_long_hold(lambda client: client.rwlock("a", ttl=3).read)
+
+
+def crashed_waiter_and_a_clock_set_back() -> None:
+    """A waiter that crashed before the clock was set back is passed over, as it is without that."""
+    play = Play()
+    one, two, three = play.client("one"), play.client("two"), play.client("three")
+
+    async def hold() -> None:
+        async with one.lock("a", ttl=30):
+            await play.sleep(one, 4.0)
+
+    async def wait() -> Any:
+        await play.sleep(two, 0.1)
+        return await two.lock("a", ttl=30).acquire()
+
+    async def try_once() -> Any:
+        return await three.lock("a", ttl=30).acquire(blocking=False)
+
+    holder = play.start(one, hold())
+    play.start(two, wait())
+    play.run(1.0)
+    play.machines[1].crash()
+    play.world.set_server_clock(-60.0)
+    expect(play, holder, 3.5)
+    assert expect(play, play.start(three, try_once()), 0.1) is not None, "the lock went to the crashed waiter"
+
+
+SCENARIOS: Final[dict[str, Callable[[], None]]] = {
+    "extension_counted_from_the_reply": late_reply_to_extend,
+    "renewal_that_forgets_a_push_before_its_reply": push_before_the_reply_to_a_renewal,
+    "keeper_that_forgets_a_wakeup_before_its_wait": push_while_the_keeper_cleans_up,
+    "kind_of_a_room_that_ends_before_its_holder": mutex_beside_a_semaphore,
+    "kind_of_a_room_of_which_half_is_kept": mutex_beside_a_reader,
+    "presence_that_ends_with_a_clock_set_back": crashed_waiter_and_a_clock_set_back,
+}
+
+
+@pytest.mark.parametrize("mistake", SCENARIOS)
+def test_a_planted_mistake_fails_its_scenario(mistake: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant({**MISTAKES, **IN_THE_WORLD}[mistake], monkeypatch)
+    with pytest.raises((AssertionError, pytest.fail.Exception)):
+        SCENARIOS[mistake]()
+
+
+@pytest.mark.parametrize("mistake", SCENARIOS)
+def test_the_code_as_it_is_passes_that_scenario(mistake: str) -> None:
+    SCENARIOS[mistake]()
+
+
+def test_every_mistake_of_the_world_has_a_scenario() -> None:
+    assert IN_THE_WORLD.keys() <= SCENARIOS.keys()
