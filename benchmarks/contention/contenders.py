@@ -23,6 +23,8 @@ __all__ = [
     "AIO_WITHOUT_WAITING",
     "BLOCKING",
     "HOLDFAST",
+    "POTTERY",
+    "PYTHON_REDIS_LOCK",
     "REDIS_PY",
     "Contender",
     "NewLock",
