@@ -7,8 +7,8 @@ default settings, join them and do the same. Waits and grants are counted from t
 before that Holdfast cannot know of it; how long the first grant took is a column of its own. Just before, the two
 Holdfast processes run without peers, and their grants are compared with that run.
 
-The key is the one that the peer makes of its name (``redlock:x``, ``lock:x``, ``mutex:x`` or ``x``); Holdfast locks that
-key. Each holder increments a counter on the server and must read 1, and decrements it before it releases, so two
+The key is the one that the peer makes of its name (``redlock:x``, ``lock:x``, ``mutex:x`` or ``x``); Holdfast locks
+that key. Each holder increments a counter on the server and must read 1, and decrements it before it releases, so two
 holders at once are counted, whatever language they are written in.
 
     worker.py, worker.js   one process: prints a line when it asks, holds, has left or has failed

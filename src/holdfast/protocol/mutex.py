@@ -194,7 +194,7 @@ def _ask(waiter: Waiter, channel: str, now: float, timeout: float) -> Effects[bo
     else:
         pause = pause_for(hold.token, channel, waiter.attempt, reply.left_ms)
         if watches and watched != (reply.key or hold.keys.main):
-            pause = 0.0 if _is_polled(reply) else min(pause, WATCH_AFTER)
+            pause = 0.0 if hold.kind is None and _is_polled(reply) else min(pause, WATCH_AFTER)
     return Pause(pause)
 
 
