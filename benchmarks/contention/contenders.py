@@ -60,6 +60,12 @@ class Contender(NamedTuple):
         return ", ".join(words)
 
     @property
+    def short_name(self) -> str:
+        words = [] if self.poll is None else [f"{self.poll * 1000:g} ms"]
+        words += [] if self.pool is None else [f"{self.pool} conn."]
+        return f"{self.library} ({', '.join(words)})" if words else self.library
+
+    @property
     def name(self) -> str:
         return f"{self.library} ({self.settings})" if self.settings else self.library
 
