@@ -18,7 +18,7 @@ import pytest
 from holdfast.lease import POLLED
 from holdfast.protocol import cohort
 from holdfast.protocol.effects import Command
-from tests.protocol.test_contention import Crowd
+from tests.protocol.test_contention import TTL, Crowd
 
 HOLD = 0.005
 SECONDS = 20.0
@@ -150,6 +150,27 @@ def test_a_foreign_token_is_remembered_while_nobody_waits() -> None:
     fleet.run(15.0)
     assert seen_at(fleet) == 0.0
     assert b"a:hf1:waiters:{a}" not in fleet.world.store.values
+
+
+def test_the_memory_of_a_foreign_token_does_not_outlive_the_kind_of_a_semaphore() -> None:
+    """Else, once the queue had expired, a lock would be granted beside a semaphore that still finds its mark."""
+    fleet = Fleet((1, 1), REDIS_PY)
+    fleet.run_past_first_grant(1.0)
+    for process in fleet.processes:
+        process.cancel()
+    fleet.pollers.clear()
+    fleet.run(10.0)
+    foreign_until = fleet.world.store.deadlines[b"a:hf1:waiters:{a}"]
+    client = fleet.client("semaphore")
+
+    async def enter() -> None:
+        async with client.semaphore("a", permits=2, ttl=TTL):
+            await fleet.sleep(client, 1.0)
+
+    fleet.start(client, enter())
+    fleet.run(0.1)
+    deadlines = fleet.world.store.deadlines
+    assert deadlines[b"a:hf1:waiters:{a}"] == deadlines[b"a:hf1:queue:{a}"] < foreign_until
 
 
 @pytest.mark.parametrize("tasks", [(1, 1), (4,)], ids=str)
