@@ -9,7 +9,8 @@ choice of light or dark.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Final, NamedTuple
 from xml.sax.saxutils import escape
 
@@ -82,9 +83,12 @@ class Group(NamedTuple):
     verdict: str
     lines: Sequence[Line]
     behind: str = ""  # the part of the verdict that is not in our favour
+    ahead: Mapping[int, bool] = MappingProxyType({})  # by column, where more is known than the values say
 
     def is_ahead(self, number: int, column: Column) -> bool:
         """Whether ours is the best in that column."""
+        if number in self.ahead:
+            return self.ahead[number]
         ours = [found[0] for line in self.lines if line.is_ours and (found := line.values[number])]
         others = [found[0] for line in self.lines if not line.is_ours and (found := line.values[number])]
         return bool(ours) and column.is_best(ours[0], others)

@@ -63,6 +63,7 @@ def group_of(contest: Contest) -> Group:
         ", ".join(ahead),
         [line_of(one, is_ours=one is contest.ours) for one in contest.ranking],
         ", ".join(behind),
+        {number: ratio >= AHEAD for number, (ratio, _) in enumerate(ratios)},
     )
 
 
