@@ -171,7 +171,7 @@ def test_a_try_that_does_not_wait_gets_in_beside_a_busy_crowd_as_any_poll_does(
 
 def foreign_seen(admin: redis.Redis) -> bool:
     """Whether the server remembers that a client of another library had the lock."""
-    windows = admin.hget("x:hf1:waiters:{x}", "") or b"0 0 0"
+    windows = admin.hget("x:hf1:waiters:{x}", "") or b"0 0 0 0"
     return int(windows.split()[2]) > 0
 
 
