@@ -4,10 +4,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 BENCH_READY := $(VENV)/.ready-bench
+NODE := $(VENV)/node
 BENCHES := uncontended keeper memory latch_election market primitives guard stampede
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format lab bench bench-contention clean
+.PHONY: help demo test lint format lab bench bench-contention bench-mixed clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile
@@ -35,6 +36,12 @@ bench: $(BENCH_READY)  ## figures beside other libraries; each bench in one run 
 
 bench-contention: $(BENCH_READY)  ## a lock that many want, beside other libraries; writes docs/contention.{md,svg}
 	@$(BIN)/python -m benchmarks.contention
+
+bench-mixed: $(BENCH_READY)  ## what polling clients of other libraries get beside busy Holdfast processes (about 2 minutes)
+	@if command -v npm >/dev/null; then \
+		npm install --silent --no-audit --no-fund --prefix $(NODE) redlock redis-semaphore ioredis || true; \
+	fi
+	@$(BIN)/python -m benchmarks.mixed --node-modules $(NODE)/node_modules
 
 clean:  ## remove the virtual environment and caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,22 +1,25 @@
 """A picture of groups of contenders side by side, as SVG that needs nothing but itself.
 
 Every group is a small table: a line for each contender, a column for each measure. A linear measure is drawn as a bar
-from zero; one on a logarithmic scale, which has no zero, as a point on a grid. It brings its own background, and
-follows the reader's choice of light or dark.
+from zero; one on a logarithmic scale, which has no zero, as a point on a grid. Ours is green where it is better than
+all others by more than the noise, and only there. The picture brings its own background, and follows the reader's
+choice of light or dark.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Final, NamedTuple
 from xml.sax.saxutils import escape
 
-__all__ = ["Column", "Group", "Line", "draw", "in_ms", "of_time"]
+__all__ = ["AHEAD", "Column", "Group", "Line", "draw", "in_ms", "of_time"]
 
-WIDTH: Final = 960
+WIDTH: Final = 1060
 MARGIN: Final = 32
-NAMES: Final = 156  # how wide the names of contenders are
+AHEAD: Final = 1.05  # how many times as good as all others ours must be to count as ahead
+NAMES: Final = 172  # how wide the names of contenders are
 GAP: Final = 28  # between columns
 LABEL: Final = 62  # how much room a number needs behind its bar or point
 HEAD: Final = 132
@@ -28,9 +31,9 @@ FOOT: Final = 46
 STYLE: Final = """
   .ground { fill: #ffffff; stroke: #d9dee5 }
   .text { fill: #1d2733 } .soft { fill: #5c6b7c } .ours { fill: #0b7a75 }
-  .bar { fill: #b4bfcb } .bar-ours { fill: #0f9d94 }
+  .bar { fill: #b4bfcb } .bar-ours { fill: #0f9d94 } .bar-behind { fill: #6f7f90 }
   .rule { stroke: #e3e7ec } .grid { stroke: #edf0f3 } .stem { stroke: #c9d1da; stroke-width: 2 }
-  .stem-ours { stroke: #0f9d94; stroke-width: 2 }
+  .stem-ours { stroke: #0f9d94; stroke-width: 2 } .stem-behind { stroke: #6f7f90; stroke-width: 2 }
   text { font-family: system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", sans-serif; font-size: 13px;
     font-variant-numeric: tabular-nums }
   .title { font-size: 23px; font-weight: 650 } .group { font-size: 14.5px; font-weight: 600 }
@@ -38,9 +41,9 @@ STYLE: Final = """
   @media (prefers-color-scheme: dark) {
     .ground { fill: #12181f; stroke: #2b3642 }
     .text { fill: #e8edf2 } .soft { fill: #93a1b0 } .ours { fill: #3fd0c4 }
-    .bar { fill: #52606f } .bar-ours { fill: #26b3a8 }
+    .bar { fill: #52606f } .bar-ours { fill: #26b3a8 } .bar-behind { fill: #8fa0b1 }
     .rule { stroke: #2a343f } .grid { stroke: #212a33 } .stem { stroke: #43505d }
-    .stem-ours { stroke: #26b3a8 }
+    .stem-ours { stroke: #26b3a8 } .stem-behind { stroke: #8fa0b1 }
   }
 """
 
@@ -50,6 +53,11 @@ class Column(NamedTuple):
     note: str
     is_logarithmic: bool
     ticks: Sequence[tuple[float, str]] = ()  # where the grid of a logarithmic one lies
+
+    def is_best(self, value: float, others: Sequence[float]) -> bool:
+        if self.note.startswith("more"):
+            return value >= AHEAD * max(others, default=0.0)
+        return value * AHEAD <= min(others, default=value * AHEAD)
 
 
 def of_time(title: str) -> Column:
@@ -74,6 +82,16 @@ class Group(NamedTuple):
     title: str
     verdict: str
     lines: Sequence[Line]
+    behind: str = ""  # the part of the verdict that is not in our favour
+    ahead: Mapping[int, bool] = MappingProxyType({})  # by column, where more is known than the values say
+
+    def is_ahead(self, number: int, column: Column) -> bool:
+        """Whether ours is the best in that column."""
+        if number in self.ahead:
+            return self.ahead[number]
+        ours = [found[0] for line in self.lines if line.is_ours and (found := line.values[number])]
+        others = [found[0] for line in self.lines if not line.is_ours and (found := line.values[number])]
+        return bool(ours) and column.is_best(ours[0], others)
 
 
 class Span(NamedTuple):
@@ -130,10 +148,12 @@ def draw_head(title: str, subtitle: str, columns: Sequence[Column], spans: Seque
         yield say(span.left, 120, column.note, "soft small")
 
 
-def draw_line(line: Line, y: float, spans: Sequence[Span]) -> Iterator[str]:
-    text, ours = ("ours strong", "-ours") if line.is_ours else ("text", "")
-    yield say(MARGIN, y + 4.5, line.name, text)
-    for found, span in zip(line.values, spans, strict=True):
+def draw_line(line: Line, y: float, ahead: Sequence[bool], spans: Sequence[Span]) -> Iterator[str]:
+    yield say(MARGIN, y + 4.5, line.name, "text strong" if line.is_ours else "text")
+    for found, is_ahead, span in zip(line.values, ahead, spans, strict=True):
+        text, ours = "text", ""
+        if line.is_ours:
+            text, ours = ("ours strong", "-ours") if is_ahead else ("text strong", "-behind")
         if found is None:
             yield say(span.left, y + 4.5, "–", "soft")
             continue
@@ -153,14 +173,17 @@ def draw_group(group: Group, top: float, columns: Sequence[Column], spans: Seque
     bottom = top + GROUP_HEAD + LINE * len(group.lines)
     yield f'<line x1="{MARGIN}" y1="{top}" x2="{WIDTH - MARGIN}" y2="{top}" class="rule"/>'
     yield say(MARGIN, top + 22, group.title, "text group")
-    yield say(WIDTH - MARGIN, top + 22, group.verdict, "ours group end")
+    spans_of_text = [(group.verdict, "ours"), (", " * bool(group.verdict and group.behind) + group.behind, "soft")]
+    said = "".join(f'<tspan class="{classes}">{escape(text)}</tspan>' for text, classes in spans_of_text if text)
+    yield f'<text x="{WIDTH - MARGIN:.1f}" y="{top + 22:.1f}" class="group end">{said}</text>'
     for column, span in zip(columns, spans, strict=True):
         for tick, _ in column.ticks:
             if span.lowest <= tick <= span.highest:
                 x = span.place(tick)
                 yield f'<line x1="{x:.1f}" y1="{top + GROUP_HEAD}" x2="{x:.1f}" y2="{bottom}" class="grid"/>'
+    ahead = [group.is_ahead(number, column) for number, column in enumerate(columns)]
     for number, line in enumerate(group.lines):
-        yield from draw_line(line, top + GROUP_HEAD + LINE * number + LINE / 2, spans)
+        yield from draw_line(line, top + GROUP_HEAD + LINE * number + LINE / 2, ahead, spans)
 
 
 def draw_ticks(y: float, columns: Sequence[Column], spans: Sequence[Span]) -> Iterator[str]:

@@ -20,12 +20,14 @@ from benchmarks.contention.contest import Contest, Times, hold
 from benchmarks.contention.field import CORES, Field, Run
 from benchmarks.contention.page import COLUMNS, Results, cells_of, write_page
 from benchmarks.contention.picture import write_picture
+from benchmarks.contention.relay import Relay
 from benchmarks.contention.scenarios import (
     CONTESTS,
     crowd_figures,
     figures_of,
     gather_crowd,
     overlap_figure,
+    relay_figure,
     waiting_figure,
 )
 from benchmarks.report import Figure, conclude, console, new_table
@@ -44,7 +46,7 @@ def show(contest: Contest) -> None:
     for standing in contest.standings.values():
         table.add_row(*cells_of(contest, standing), style="bold" if standing is contest.ours else "")
     # Without a terminal the width is a guess, and too small for this.
-    Console(width=max(console.width, 150), highlight=False).print(table)
+    Console(width=max(console.width, 175), highlight=False).print(table)
 
 
 def measure_uncontended(server: Server, rounds: int) -> list[Figure]:
@@ -61,12 +63,13 @@ def measure_uncontended(server: Server, rounds: int) -> list[Figure]:
     return [figure._replace(name=f"uncontended: {figure.name}") for figure in uncontended.figures_of(took)]
 
 
-def run_all(server: Server, keys: list[str], times: Times, status: Status, *, is_quick: bool) -> Results:
+def run_all(server: Server, relay: Relay, keys: list[str], times: Times, status: Status, *, is_quick: bool) -> Results:
     info: dict[str, Any] = server.client().info("server")
     name = "Valkey" if "valkey_version" in info else "Redis"
     results = Results(f"{name} {info.get('valkey_version', info['redis_version'])}", times)
-    field = Field(server)
+    field = Field(server, relay)
     ours: list[Run] = []
+    relayed: list[Run] = []
 
     def saying(what: str) -> Callable[[str], None]:
         return lambda text: status.update(f"{what}: {text}")
@@ -78,6 +81,7 @@ def run_all(server: Server, keys: list[str], times: Times, status: Status, *, is
             results.contests.append(contest)
             results.figures += figures_of(contest)
             ours += [*contest.ours.everything, contest.closely]
+            relayed += [run for one in contest.standings.values() for run in one.runs if run.relayed]
     if CROWD in keys:
         results.crowd = gather_crowd(field, times.rounds, times.window, saying(CROWD))
         results.figures += crowd_figures(results.crowd)
@@ -86,6 +90,9 @@ def run_all(server: Server, keys: list[str], times: Times, status: Status, *, is
         status.update(f"{WAITING_PROCESSES} processes wait")
         waiting = field.watch_waiters(WAITING_PROCESSES, 3.0 if is_quick else 6.0)
         results.figures.append(waiting_figure(waiting))
+    if relayed:
+        results.round_trip = relay.round_trip()
+        results.figures.append(relay_figure(relay.capacity(), relayed))
     if ours:
         results.figures.append(overlap_figure(ours))
     if UNCONTENDED in keys:
@@ -100,12 +107,13 @@ def details_of(results: Results) -> dict[str, Any]:
         **{
             contest.scenario.key: {
                 one.contender.name: {
-                    "handovers_per_s": [run.rate for run in one.runs],
+                    "acquisitions_per_s": [run.rate for run in one.runs],
+                    "changes_of_owner_per_s": [run.change_rate for run in one.runs],
                     "wait_p50_s": [run.wait(0.5) for run in one.runs],
                     "wait_p99_s": [run.wait(0.99) for run in one.runs],
                     "wait_max_s": one.longest,
                     "jain": [run.jain for run in one.runs],
-                    "requests_per_handover": one.requests,
+                    "requests_per_acquisition": one.requests,
                     "requests": one.counted.requests if one.counted else None,
                     "overlaps": one.overlaps,
                     "errors": one.errors[:3],
@@ -139,8 +147,8 @@ def main() -> int:
     else:
         times = Times(rounds=asked.rounds, window=asked.window, trial=0.6, monitored=0.8)
 
-    with Server() as server, console.status("starting") as status:
-        results = run_all(server, asked.only or KEYS, times, status, is_quick=asked.quick)
+    with Server() as server, Relay(server.port) as relay, console.status("starting") as status:
+        results = run_all(server, relay, asked.only or KEYS, times, status, is_quick=asked.quick)
     docs: Path | None = asked.docs or (None if asked.only or asked.quick else DOCS)
     if docs is not None:
         docs.mkdir(parents=True, exist_ok=True)

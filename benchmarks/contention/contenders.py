@@ -23,6 +23,8 @@ __all__ = [
     "AIO_WITHOUT_WAITING",
     "BLOCKING",
     "HOLDFAST",
+    "POTTERY",
+    "PYTHON_REDIS_LOCK",
     "REDIS_PY",
     "Contender",
     "NewLock",
@@ -56,6 +58,12 @@ class Contender(NamedTuple):
         words = [] if self.poll is None else [f"polls every {self.poll * 1000:g} ms" if self.poll else "polls at once"]
         words += [] if self.pool is None else [f"{self.pool} connections"]
         return ", ".join(words)
+
+    @property
+    def short_name(self) -> str:
+        words = [] if self.poll is None else [f"{self.poll * 1000:g} ms"]
+        words += [] if self.pool is None else [f"{self.pool} conn."]
+        return f"{self.library} ({', '.join(words)})" if words else self.library
 
     @property
     def name(self) -> str:

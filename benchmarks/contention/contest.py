@@ -61,8 +61,9 @@ class Standing:
         return median(run.jain for run in self.runs)
 
     @property
-    def changes(self) -> float | None:
-        seen = [run.changes for run in self.runs if run.changes is not None]
+    def change_rate(self) -> float | None:
+        """Changes of owner per second; None where each participant has a lock of its own."""
+        seen = [run.change_rate for run in self.runs if run.change_rate is not None]
         return median(seen) if seen else None
 
     @property
@@ -108,12 +109,31 @@ class Contest:
         return sorted(best.values(), key=lambda standing: -standing.rate.median)
 
     @property
+    def ranking(self) -> list[Standing]:
+        """All of them, ours first, then by acquisitions per second."""
+        return sorted(self.standings.values(), key=lambda one: (one is not self.ours, -one.rate.median))
+
+    @property
     def best_peer(self) -> Standing:
+        """By acquisitions per second."""
         return self.peers[0]
 
+    @property
+    def best_changer(self) -> Standing:
+        """The peer with the most changes of owner per second, at whatever setting."""
+        others = [one for one in self.standings.values() if one.contender.library != HOLDFAST]
+        return max(others, key=lambda one: one.change_rate or 0.0)
+
     def times(self, other: Standing) -> Spread:
-        """How many times the hand-overs of the other Holdfast makes, compared within each round."""
+        """How many times the acquisitions of the other Holdfast makes, compared within each round."""
         return spread_of([a.rate / max(b.rate, 1e-9) for a, b in zip(self.ours.runs, other.runs, strict=True)])
+
+    def times_changes(self, other: Standing) -> Spread | None:
+        """The same of changes of owner; None where each participant has a lock of its own."""
+        pairs = zip(self.ours.runs, other.runs, strict=True)
+        seen = [(a.change_rate, b.change_rate) for a, b in pairs]
+        ratios = [ours / max(theirs, 1e-9) for ours, theirs in seen if ours is not None and theirs is not None]
+        return spread_of(ratios) if ratios else None
 
     def wait_beside(self, those: list[Standing], share: float) -> Spread:
         """Holdfast's wait as a part of the shortest of theirs, compared within each round."""

@@ -26,6 +26,7 @@ import holdfast
 from benchmarks.contention.contenders import HOLDFAST, Contender
 from benchmarks.contention.ground import Ground
 from benchmarks.contention.monitor import Monitor, Turns, count_out_of_turn
+from benchmarks.contention.relay import Figures, Relay
 from benchmarks.contention.workers import ASKED, GO, READY, Job, Outcome, work
 
 __all__ = ["Field", "Run", "Setting", "Waiting"]
@@ -39,12 +40,13 @@ FIRST_FEW: Final = 3  # acquisitions of each participant before order is looked 
 
 
 class Setting(NamedTuple):
-    """Who wants what."""
+    """Who wants what, and over which link."""
 
     is_aio: bool
     processes: int
     participants: int  # of each process
     locks: int
+    is_far: bool = False  # through the relay, which delays every chunk
 
 
 @dataclass
@@ -55,10 +57,11 @@ class Run:
     acquisitions: int = 0
     overlaps: int = 0
     errors: list[str] = field(default_factory=list)
-    changes: float | None = None  # the part of all acquisitions that were not by whoever had just released
+    changes: float | None = None  # the part of all acquisitions that were not by the participant that had just released
     connections: int | None = None
     requests: Counter[str] | None = None  # by command
     turns: Turns | None = None
+    relayed: Figures | None = None
 
     @property
     def handovers(self) -> int:
@@ -67,6 +70,11 @@ class Run:
     @property
     def rate(self) -> float:
         return self.handovers / self.seconds
+
+    @property
+    def change_rate(self) -> float | None:
+        """Changes of owner per second: acquisitions by another participant than the one that had the lock before."""
+        return None if self.changes is None else self.rate * self.changes
 
     @property
     def jain(self) -> float:
@@ -97,8 +105,9 @@ class Waiting(NamedTuple):
 
 
 class Field:
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server, relay: Relay) -> None:
         self._server = server
+        self._relay = relay
         self._admin = server.client()
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload([work.__module__])
@@ -127,12 +136,14 @@ class Field:
                     self._say(pipes, GO)
                     self._expect(pipes, ASKED)
                     begin = time.monotonic() + RAMP_S
+                    self._relay.figures()
                     self._say(pipes, (begin, begin + window))
                     if not monitored:
                         # One request of ours in a window. A monitor would show it.
                         time.sleep(RAMP_S + window / 2)
                         run.connections = len(self._clients() - before)
                     outcomes = self._hear(pipes, window + PATIENCE_S)
+                    run.relayed = self._relay.figures() if setting.is_far else None
                 except (TimeoutError, EOFError) as error:
                     run.errors.append(f"{type(error).__name__}: {error}")
                     return run
@@ -207,7 +218,7 @@ class Field:
         self._place(setting)
         job = Job(
             contender=contender,
-            url=self._server.url,
+            url=self._relay.url if setting.is_far else self._server.url,
             ground=path,
             is_aio=setting.is_aio,
             participants=setting.participants,
@@ -222,7 +233,9 @@ class Field:
     def _place(self, setting: Setting) -> None:
         """Give the server a core of its own beside an event loop; otherwise let the kernel choose."""
         if len(CORES) > 1:
-            os.sched_setaffinity(self._server.pid, CORES[:1] if setting.is_aio else CORES)
+            cores = CORES[:1] if setting.is_aio else CORES
+            os.sched_setaffinity(self._server.pid, cores)
+            self._relay.place(cores)
 
     def _clients(self) -> set[str]:
         return {one["id"] for one in self._admin.client_list()}

@@ -11,12 +11,25 @@ from pathlib import Path
 
 from benchmarks.contention.contenders import HOLDFAST
 from benchmarks.contention.contest import Contest, Standing, Times
+from benchmarks.contention.relay import DELAY_S
 from benchmarks.contention.scenarios import CROWD_OF_TASKS, CROWD_OF_THREADS, Crowd
 from benchmarks.report import Figure
 
-__all__ = ["Results", "cells_of", "machine", "milliseconds", "write_page"]
+__all__ = ["Results", "cells_of", "in_requests", "machine", "milliseconds", "per_second", "times", "write_page"]
 
-COLUMNS = ("", "hand-overs/s", "Holdfast", "changes", "requests", "wait p50", "p99", "longest", "Jain", "overlaps")
+COLUMNS = (
+    "",
+    "acquisitions/s",
+    "Holdfast",
+    "changes of owner/s",
+    "Holdfast",
+    "requests",
+    "wait p50",
+    "p99",
+    "longest",
+    "Jain",
+    "overlaps",
+)
 
 
 @dataclass
@@ -28,6 +41,7 @@ class Results:
     contests: list[Contest] = field(default_factory=list)
     crowd: Crowd | None = None
     figures: list[Figure] = field(default_factory=list)
+    round_trip: float | None = None  # through the relay
 
 
 def milliseconds(seconds: float) -> str:
@@ -35,15 +49,28 @@ def milliseconds(seconds: float) -> str:
     return f"{ms:,.0f} ms" if ms >= 100 else f"{ms:.3g} ms"
 
 
+def per_second(rate: float) -> str:
+    return f"{rate:,.0f}"
+
+
+def times(ratio: float) -> str:
+    return f"{ratio:,.0f} times" if ratio >= 10 else f"{ratio:.1f} times"
+
+
+def in_requests(number: float) -> str:
+    return f"{number:,.0f}" if number >= 100 else f"{number:.2g}"
+
+
 def cells_of(contest: Contest, standing: Standing) -> list[str]:
     """One row of a table, as text, in the order of COLUMNS."""
-    rate = standing.rate
+    is_ours, changes = standing is contest.ours, contest.times_changes(standing)
     return [
         standing.contender.name,
-        f"{rate.median:,.0f}",
-        "" if standing is contest.ours else f"{contest.times(standing).median:.1f} times",
-        "" if standing.changes is None else f"{standing.changes:.0%}",
-        "" if standing.requests is None else f"{standing.requests:.3g}",
+        per_second(standing.rate.median),
+        "" if is_ours else times(contest.times(standing).median),
+        "" if standing.change_rate is None else per_second(standing.change_rate),
+        "" if is_ours or changes is None else times(changes.median),
+        "" if standing.requests is None else in_requests(standing.requests),
         milliseconds(standing.wait(0.5)),
         milliseconds(standing.wait(0.99)),
         milliseconds(standing.longest),
@@ -77,7 +104,7 @@ def tell_contest(contest: Contest) -> Iterator[str]:
     yield ""
     yield row(COLUMNS)
     yield row(["---", *["---:"] * (len(COLUMNS) - 1)])
-    for standing in sorted(contest.standings.values(), key=lambda one: (one is not contest.ours, -one.rate.median)):
+    for standing in contest.ranking:
         cells = cells_of(contest, standing)
         if standing.contender.library == HOLDFAST:
             cells = [f"**{cell}**" if cell else "" for cell in cells]
@@ -95,7 +122,7 @@ def tell_crowd(crowd: Crowd) -> Iterator[str]:
     threads = crowd.threads[0]
     yield "## A crowd"
     yield ""
-    yield row(["Holdfast, one process, one lock", "hand-overs/s", "connections", "wait p50", "errors"])
+    yield row(["Holdfast, one process, one lock", "acquisitions/s", "connections", "wait p50", "errors"])
     yield row(["---", *["---:"] * 4])
     for name, rate, run in (
         ("64 tasks", few, crowd.few[0]),
@@ -108,20 +135,27 @@ def tell_crowd(crowd: Crowd) -> Iterator[str]:
 
 def tell_how(results: Results) -> Iterator[str]:
     times = results.times
+    far = ""
+    if results.round_trip is not None:
+        far = (
+            f'- "{DELAY_S * 1000:g} ms away": all libraries talk to the server through one relay, which passes every\n'
+            f"  chunk on {DELAY_S * 1000:g} ms after it came, in each direction. A PING through it takes "
+            f"{milliseconds(results.round_trip)}.\n"
+        )
     yield "## How it was measured"
     yield ""
     yield from f"""\
 - One run, one server, TCP over loopback. All contenders run in each of {times.rounds} rounds, in an order that is
   shuffled each time, for {times.window:g} s each after a warm-up. Rates and waits are medians over the rounds,
-  how many times its hand-overs Holdfast makes is the median of the ratios within a round, the longest wait is that of
+  how many times its acquisitions Holdfast makes is the median of the ratios within a round, the longest wait is that of
   all rounds.
 - Peers run at their defaults and tuned to poll fast: several settings run in a trial, and of redis-py the best of them
   goes on beside the defaults, of pottery the best of all. Whichever gets more done is the peer that counts.
-- Everybody makes a lock object anew for each acquisition, holds it just long enough to look whether anybody else is
-  inside, and asks again at once. Every acquisition counts as a hand-over, also one by whoever has just released: that
-  is how locks that poll get most of theirs, and why they can be quick and unfair at the same time. "Changes" is the
-  part of the hand-overs that were to somebody else.
-- A wait is the time from asking to having. One that has not ended when the window shuts counts as long as it has
+- Each participant (a thread or task) makes a lock object anew for each acquisition, holds it just long enough to look
+  whether another one is inside, and asks again at once. An acquisition by the participant that has just released
+  counts: that is how locks that poll get most of theirs, and why they can be quick and unfair at the same time. A
+  change of owner is an acquisition by another participant than the one before.
+{far}- A wait is the time from asking to having. One that has not ended when the window shuts counts as long as it has
   lasted.
 - Requests are what the clients sent, as MONITOR shows it, in a run of its own ({times.monitored:g} s), because MONITOR
   slows the server. Calls inside of scripts are not counted; everything else that a client sends is.
@@ -144,7 +178,7 @@ def write_page(results: Results, path: Path, picture: str) -> None:
         "",
         f"What a lock costs that many want at once. {machine(results.server)}.",
         "",
-        f"![Hand-overs, waits and requests of Holdfast beside other libraries]({picture})",
+        f"![Acquisitions, changes of owner, waits and requests of Holdfast beside other libraries]({picture})",
         "",
         row(["", "measured", "promised", ""]),
         row(["---", "---", "---", "---"]),

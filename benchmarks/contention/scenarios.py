@@ -10,9 +10,19 @@ from typing import Final
 from benchmarks.contention.contenders import AIO, AIO_WITHOUT_WAITING, BLOCKING, HOLDFAST, REDIS_PY, Contender
 from benchmarks.contention.contest import Contest, Scenario
 from benchmarks.contention.field import Field, Run, Setting, Waiting
+from benchmarks.contention.relay import DELAY_S, Figures
 from benchmarks.report import Figure, Spread, spread_of
 
-__all__ = ["CONTESTS", "Crowd", "crowd_figures", "figures_of", "gather_crowd", "overlap_figure", "waiting_figure"]
+__all__ = [
+    "CONTESTS",
+    "Crowd",
+    "crowd_figures",
+    "figures_of",
+    "gather_crowd",
+    "overlap_figure",
+    "relay_figure",
+    "waiting_figure",
+]
 
 THREADS: Final = Scenario("threads", "16 threads of one process, one lock", Setting(False, 1, 16, 1), BLOCKING)
 MIXED: Final = Scenario("mixed", "4 processes of 4 threads, one lock", Setting(False, 4, 4, 1), BLOCKING)
@@ -21,7 +31,19 @@ PROCESSES: Final = Scenario(
 )
 TASKS_APART: Final = Scenario("apart", "64 tasks, a lock each", Setting(True, 1, 64, 64), AIO_WITHOUT_WAITING)
 TASKS: Final = Scenario("tasks", "64 tasks, one lock", Setting(True, 1, 64, 1), AIO)
-CONTESTS: Final = [THREADS, MIXED, PROCESSES, TASKS_APART, TASKS]
+
+
+def over_a_link(scenario: Scenario) -> Scenario:
+    """The same through the relay."""
+    return scenario._replace(
+        key=f"{scenario.key}-far",
+        title=f"{scenario.title}, {DELAY_S * 1000:g} ms away",
+        setting=scenario.setting._replace(is_far=True),
+    )
+
+
+FAR_THREADS, FAR_MIXED, FAR_PROCESSES, FAR_TASKS = map(over_a_link, (THREADS, MIXED, PROCESSES, TASKS))
+CONTESTS: Final = [THREADS, MIXED, PROCESSES, TASKS_APART, TASKS, FAR_THREADS, FAR_MIXED, FAR_PROCESSES, FAR_TASKS]
 
 CROWD_OF_TASKS: Final = 10_000
 CROWD_OF_THREADS: Final = 1_000
@@ -33,17 +55,31 @@ def several(contest: Contest, at_least: float) -> Figure:
     best = contest.best_peer
     times = contest.times(best)
     return Figure(
-        f"{contest.scenario.title}: hand-overs per second",
+        f"{contest.scenario.title}: acquisitions per second",
         f"{times.median:.2f} times the best peer's, {best.contender.name}, p10..p90 {times.p10:.2f}..{times.p90:.2f}",
         f"at least {at_least:g}",
         times.median >= at_least,
     )
 
 
+def changes(contest: Contest, at_least: float) -> Figure:
+    best = contest.best_changer
+    times = contest.times_changes(best)
+    return Figure(
+        f"{contest.scenario.title}: changes of owner per second",
+        "none were seen"
+        if times is None
+        else f"{times.median:.2f} times the best peer's, {best.contender.name}, "
+        f"p10..p90 {times.p10:.2f}..{times.p90:.2f}",
+        f"at least {at_least:g}",
+        times is not None and times.median >= at_least,
+    )
+
+
 def requests(contest: Contest, at_most: float) -> Figure:
     counted = contest.ours.requests
     return Figure(
-        f"{contest.scenario.title}: requests per hand-over",
+        f"{contest.scenario.title}: requests per acquisition",
         "none were counted" if counted is None else f"{counted:.3g}",
         f"at most {at_most:g}",
         counted is not None and counted <= at_most,
@@ -87,11 +123,34 @@ def first_come(contest: Contest) -> Figure:
 def figures_of(contest: Contest) -> list[Figure]:
     """What is promised of this one."""
     promises: dict[str, Callable[[], list[Figure]]] = {
-        THREADS.key: lambda: [several(contest, 8), requests(contest, 0.2), fairness(contest, 0.95)],
-        MIXED.key: lambda: [several(contest, 4), fairness(contest, 0.9), wait_beside_redis_py(contest, 0.2)],
-        PROCESSES.key: lambda: [several(contest, 1.4), requests(contest, 4), first_come(contest)],
+        THREADS.key: lambda: [
+            several(contest, 8),
+            changes(contest, 8),
+            requests(contest, 0.2),
+            fairness(contest, 0.95),
+        ],
+        MIXED.key: lambda: [
+            several(contest, 4),
+            changes(contest, 4),
+            fairness(contest, 0.9),
+            wait_beside_redis_py(contest, 0.2),
+        ],
+        PROCESSES.key: lambda: [
+            several(contest, 1.4),
+            changes(contest, 1.2),
+            requests(contest, 4),
+            first_come(contest),
+        ],
         TASKS_APART.key: lambda: [several(contest, 5)],
-        TASKS.key: lambda: [several(contest, 30)],
+        TASKS.key: lambda: [several(contest, 30), changes(contest, 30)],
+        FAR_THREADS.key: lambda: [several(contest, 10), changes(contest, 10)],
+        FAR_MIXED.key: lambda: [several(contest, 10), changes(contest, 10)],
+        FAR_PROCESSES.key: lambda: [
+            several(contest, 1),
+            changes(contest, 1.2),
+            wait_beside_redis_py(contest, 0.5),
+        ],
+        FAR_TASKS.key: lambda: [several(contest, 10), changes(contest, 10)],
     }
     return promises[contest.scenario.key]()
 
@@ -143,7 +202,7 @@ def crowd_figures(crowd: Crowd) -> list[Figure]:
     served = sum(count > 0 for count in threads.counts)
     return [
         Figure(
-            f"{CROWD_OF_TASKS:,} tasks, one lock: hand-overs per second",
+            f"{CROWD_OF_TASKS:,} tasks, one lock: acquisitions per second",
             f"{crowd.part.median:.2f} of those of 64 tasks, p10..p90 {crowd.part.p10:.2f}..{crowd.part.p90:.2f}"
             + (f", and {len(errors):,} errors: {errors[0]}" if errors else ""),
             "at least 0.75",
@@ -152,12 +211,25 @@ def crowd_figures(crowd: Crowd) -> list[Figure]:
         Figure(f"{CROWD_OF_TASKS:,} tasks, one lock: connections", f"{connections}", "one", connections == 1),
         Figure(
             f"{CROWD_OF_THREADS:,} threads, one lock",
-            f"{len(threads.errors):,} errors, {threads.rate:,.0f} hand-overs per second to {served:,} of them"
+            f"{len(threads.errors):,} errors, {threads.rate:,.0f} acquisitions per second to {served:,} of them"
             + (f": {threads.errors[0]}" if threads.errors else ""),
             "no error",
             not threads.errors and threads.handovers > 0,
         ),
     ]
+
+
+def relay_figure(capacity: Figures, runs: list[Run]) -> Figure:
+    """The relay must not be what is measured."""
+    seen = [run.relayed for run in runs if run.relayed is not None]
+    most, busiest = max(one.rate for one in seen), max(one.busy for one in seen)
+    return Figure(
+        "the relay",
+        f"passed on at most {most:,.0f} chunks per second, and was busy {busiest:.0%} of the time; "
+        f"flooded, it passes on {capacity.rate:,.0f} at {capacity.busy:.0%}",
+        "busy less than 80%",
+        busiest < 0.8,
+    )
 
 
 def waiting_figure(waiting: Waiting) -> Figure:

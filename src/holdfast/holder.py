@@ -9,9 +9,9 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["Holder", "holder_of"]
+__all__ = ["Holder", "holder_of", "is_foreign"]
 
-_SECRET: Final = re.compile("[0-9a-f]{22,32}")  # a token's random part
+_OURS: Final = re.compile(rb".+\.[0-9a-f]{22,32}", re.DOTALL)  # ends in the random part; lua/grant.lua knows that, too
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +34,16 @@ class Holder:
         return f"{process}, label {self.label!r}" if self.label else process
 
 
+def is_foreign(token: bytes) -> bool:
+    """Whether that token is of another library."""
+    return not _OURS.fullmatch(token)
+
+
 def holder_of(token: bytes, remaining: float | None = None) -> Holder:
     """What may be shown of the holder of that token."""
-    readable, _, secret = token.decode(errors="replace").rpartition(".")
-    if not readable or not _SECRET.fullmatch(secret):
+    if is_foreign(token):
         return Holder(remaining=remaining)
+    readable = token.decode(errors="replace").rpartition(".")[0]
     host, _, rest = readable.partition("-")
     pid, _, label = rest.partition("-")
     if not pid.isdecimal():

@@ -38,6 +38,7 @@ _HANDED_OVER: Final = "was handed over, and this lease has ended: whoever adopts
 
 FENCES: Final = 64  # the server sets so many aside for a holder that may pass its lease on within its process
 STINT: Final = 0.1  # how long a process may go on passing it on, in seconds
+POLLED: Final = 60.0  # how long a client of another library, which polls, is remembered; must match lua/grant.lua
 LOOK_AFTER: Final = 0.1  # a hold that lasts so long is watched; shorter ones pay nothing
 
 
@@ -130,6 +131,7 @@ class Hold:
     stint_ends = 0.0  # and until when
     shut_since = 0.0  # since when only this process has had it, and who polls found it taken (0: others had it, too),
     shut_turns = 0  # and how often it has changed hands since
+    polled_at = -_NEVER  # when a client of another library was last seen to have the lock
     heir: Hold | None = None  # to whom it was passed
     notify: Callable[[], object] | None = None  # how the holder wants to be told of its loss
     reason = ""
@@ -170,7 +172,7 @@ class Hold:
         """The server gave it to us, on a request sent at that time."""
         terms = self.terms
         self.passes = terms.fences - 1
-        self.stint_ends = asked_at + STINT
+        self.stint_ends = self._end_of_stint(asked_at)
         self.shut_since = self.shut_since or asked_at
         self._begin(fence, asked_at, asked_at + terms.trust)
         self.look_at = asked_at + LOOK_AFTER
@@ -192,12 +194,16 @@ class Hold:
         if now >= lasts:
             return False
         self.passes = self.terms.fences - 1
-        self.stint_ends = now + STINT
+        self.stint_ends = self._end_of_stint(now)
         self.shut_since = 0.0
         self._begin(word.fence, now, lasts)
         self.slot = word.slot
         self.look_at = now + LOOK_AFTER
         return True
+
+    def _end_of_stint(self, now: float) -> float:
+        """Until when it may be passed on; irregular beside polling clients, whose polls are regular."""
+        return now + (STINT if now - self.polled_at > POLLED else STINT * (0.1 + now * 1e6 % 1000 / 2000))
 
     def inherit(self, giver: Hold, now: float) -> None:
         """It was passed on to us within the process: the same key and token on the server, and the next fence."""
@@ -207,6 +213,7 @@ class Hold:
         self.stint_ends = giver.stint_ends
         self.shut_since = giver.shut_since
         self.shut_turns = giver.shut_turns + 1
+        self.polled_at = giver.polled_at
         # If the keeper has looked, or is at it, what it finds is for the giver.
         self.look_at = giver.look_at if giver.look_at != _NEVER else now + LOOK_AFTER
         self._begin(giver.fence + 1, now, giver.lasts)
@@ -219,6 +226,7 @@ class Hold:
         self.asked = other.asked
         self.outcome = other.outcome
         self.unheard = other.unheard
+        self.polled_at = other.polled_at
 
     def _begin(self, fence: int, since: float, lasts: float) -> None:
         self.fence = fence

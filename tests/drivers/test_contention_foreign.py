@@ -169,6 +169,27 @@ def test_a_try_that_does_not_wait_gets_in_beside_a_busy_crowd_as_any_poll_does(
         lease.release()
 
 
+def foreign_seen(admin: redis.Redis) -> bool:
+    """Whether the server remembers that a client of another library had the lock."""
+    windows = admin.hget("x:hf1:waiters:{x}", "") or b"0 0 0 0"
+    return int(windows.split()[2]) > 0
+
+
+def test_a_token_of_another_library_is_remembered_and_ours_is_not(
+    face: Any, connect: Any, url: str, admin: redis.Redis
+) -> None:
+    ours = connect(url).lock("x", label="a.b-c")
+    for holder, is_foreign in ((ours, False), (redis.lock.Lock(admin, "x", timeout=60), True)):
+        assert holder.acquire()
+        waiter = acquire_later(face.lock("x", ttl=60), admin)
+        await_refresh(admin)
+        assert foreign_seen(admin) == is_foreign
+        holder.release()
+        waiter.outcome().release()
+    assert foreign_seen(admin)
+    assert 50_000 < admin.pttl("x:hf1:waiters:{x}") <= 60_000, "it outlasts the queue"
+
+
 # Theft.
 
 THEFTS = {

@@ -42,7 +42,7 @@ if found > 0 then
     return {-1, 0}
   end
   if front == '' or not owner then -- another kind of lock has '' in front of its queue
-    local free_until, _, kind = last_free()
+    local free_until, kind = last_free()
     if kind then
       return {-2, kind}
     end
@@ -81,8 +81,8 @@ if ARGV[5] ~= '' then
   redis.call('ZADD', KEYS[3], 'NX', arrival, ARGV[1]) -- who stands there already keeps its place
   local entry = now_us .. ' ' .. ARGV[2] .. ' ' .. ARGV[3] .. ' ' .. ARGV[4] .. ' ' .. ARGV[5]
   redis.call('HSET', KEYS[4], ARGV[1], entry)
-  redis.call('PEXPIRE', KEYS[3], 5000)
-  redis.call('PEXPIRE', KEYS[4], 5000)
+  note_foreign(owner)
+  keep_queue()
   first = head(front) == ARGV[1] and 1 or 0
 end
 -- Read last, whatever else was read or written: a client that has the lock watched is told of the next write to it.

@@ -2,21 +2,61 @@
 -- Returns nothing of its own. One step is always one whole file: the other, with this one in it.
 --
 -- KEYS, in every step: 1 the lock   2 the last fence given out for this name   3 the queue
---                      4 the waiters, each of whom wants so many fences; and '' -> until when the lock was last left free
---                        for those who only poll, and how often it was granted since. Of a name that is no mutex at the
---                        moment it says here of what kind it is
+--                      4 the waiters, each of whom wants so many fences; and '' -> the end of the last yield window, the
+--                        number of grants since, when a foreign token was last seen in the lock, and the beginning of
+--                        the last window after one was. Of a name that is no mutex at the moment it says here of what
+--                        kind it is
 
--- A lock that is always written over to the next would never be free for those who only poll. So now and then it is left
--- free for a moment: a twentieth of the time since the last such moment, but no longer than it takes the slowest of them
--- to come by (redis-py polls every 100 ms). Not in every hand-over, for most should be quick; and not in step with anybody.
-local OPEN_US = 100000
-local SHUT_US = 50000 -- at least so much lies between two, and up to twice that more by the dice of the clock,
-local GRANTS = 8 -- and so many grants
+-- Yield windows: a lock that is always written over to the next waiter would never be free for clients that poll. So now
+-- and then it stays free for a while, not in step with anything. If no foreign token was seen for a minute: a twentieth of
+-- the time since the last window, and not in every hand-over. If one was: for one polling period (redis-py polls every
+-- 100 ms, pottery every 100 ms on average, node-redlock every 200 ms), in turn with a time of about that length for the
+-- queue, at least as long as foreign clients have just used it, so that they cannot get most of the time. The first foreign
+-- grant ends such a window; windows that no poller uses become rare.
+local OPEN_US = 100000 -- the length of a window,
+local LEAST_OPEN_US = 5000 -- or, if no foreign token was seen, from here up to that
+local SHUT_US = 50000 -- the least time between two windows; the last digits of the clock add up to 100 ms,
+local GRANTS = 8 -- and so many grants, if no foreign token was seen
+local POLLED_SHUT_US = 40000 -- the same, if one was seen
+local POLLED_US = 60000000 -- how long a foreign token is remembered
+local MOST_SHUT_US = 300000 -- what foreign clients have used is paid back by no more than this
+local FADING = 10 -- this part of the time since it was seen is added to the time between two windows
 
+-- The end of the last window; of what kind the name is, if it is no mutex; the grants since; when a foreign token was seen;
+-- the beginning of that window.
 local function last_free()
   local said = redis.call('HGET', KEYS[4], '') or ''
-  local free_until, grants = string.match(said, '^(%d+) (%d+)$')
-  return tonumber(free_until or 0), tonumber(grants or 0), string.match(said, '^%a+$')
+  local free_until, grants, seen, opened = string.match(said, '^(%d+) (%d+) (%d+) (%d+)$')
+  if not opened then
+    return 0, string.match(said, '^%a+$'), 0, 0, 0
+  end
+  return tonumber(free_until), nil, tonumber(grants), tonumber(seen), tonumber(opened)
+end
+
+local function note_free(free_until, grants, seen, opened)
+  redis.call('HSET', KEYS[4], '', string.format('%.0f %d %.0f %.0f', free_until, grants, seen, opened))
+end
+
+local function is_polled(seen)
+  return math.abs(now - seen) <= POLLED_US
+end
+
+-- Remember an owner that is a client of another library, and end the window that it used. Our tokens end in '.' and at
+-- least 22 hex digits.
+local function note_foreign(owner)
+  if owner and #(string.match(owner, '%.(%x+)$') or '') < 22 then
+    local _, _, _, _, opened = last_free()
+    note_free(now, 0, now, opened)
+    redis.call('PEXPIRE', KEYS[4], POLLED_US / 1000)
+  end
+end
+
+-- Let queue and waiters last beyond the silence of their waiters. What is remembered of foreign tokens may last longer.
+local function keep_queue()
+  redis.call('PEXPIRE', KEYS[3], 5000)
+  if redis.call('PTTL', KEYS[4]) < 4000 then
+    redis.call('PEXPIRE', KEYS[4], 5000)
+  end
 end
 
 local ENTRY = '^%d+ (%d+) (%d+) (%d+) (.+)$' -- what a waiter wants, after when it was last seen
@@ -59,21 +99,29 @@ local function grant_next()
   end
 end
 
--- What becomes of a lock that was given back: it is left free for a moment, and whoever is next is told to come and ask
--- when that is over; or it is granted.
+-- What becomes of a lock that was given back: a yield window is opened, and the next waiter is told to ask when it is over
+-- (at once, if a foreign token was seen: it has the lock watched, and so learns when the window is used); or it is granted.
 local function free_or_grant(token, entry)
   if not token then
     return
   end
-  local free_until, grants = last_free()
+  local free_until, _, grants, seen, opened = last_free()
+  local polled = is_polled(seen)
+  local dice_us = free_until % 1000 * 100
+  local shut_us = SHUT_US + dice_us
+  if polled then
+    local used_us = math.min(free_until - opened, MOST_SHUT_US)
+    shut_us = math.max(POLLED_SHUT_US + dice_us, used_us) + (now - seen) / FADING
+  end
   if free_until == 0 then
     free_until = now
-  elseif grants >= GRANTS and now >= free_until + SHUT_US + free_until % (2 * SHUT_US) then
-    local open_us = math.min(OPEN_US, math.max(5000, math.floor((now - free_until) / 20)))
-    redis.call('HSET', KEYS[4], '', string.format('%.0f 0', now + open_us))
-    notify_ask(string.match(entry, '(%S+)$'), token, math.ceil(open_us / 1000))
+  elseif (polled or grants >= GRANTS) and now >= free_until + shut_us then
+    local open_us = polled and OPEN_US
+      or math.min(OPEN_US, math.max(LEAST_OPEN_US, math.floor((now - free_until) / 20)))
+    note_free(now + open_us, 0, seen, polled and now or 0)
+    notify_ask(string.match(entry, '(%S+)$'), token, polled and 0 or math.ceil(open_us / 1000))
     return
   end
-  redis.call('HSET', KEYS[4], '', string.format('%.0f %d', free_until, grants + 1))
+  note_free(free_until, grants + 1, seen, opened)
   grant(token, entry)
 end

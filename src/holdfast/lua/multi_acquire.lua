@@ -78,7 +78,7 @@ local function may_have()
   if owner == token or redis.call('EXISTS', KEYS[3]) == 0 then
     return not owner or owner == token
   end
-  local free_until, _, kind = last_free()
+  local free_until, kind = last_free()
   if kind then
     other_kind = kind
   end
@@ -161,8 +161,8 @@ if ARGV[5] ~= '' then
   end
   local entry = now_us .. ' ' .. ARGV[2] .. ' ' .. ARGV[3] .. ' ' .. ARGV[4] .. ' ' .. ARGV[5]
   redis.call('HSET', KEYS[4], token, entry)
-  redis.call('PEXPIRE', KEYS[3], 5000)
-  redis.call('PEXPIRE', KEYS[4], 5000)
+  note_foreign(redis.call('GET', KEYS[1]))
+  keep_queue()
   first = head() == token and 1 or 0
 end
 -- Read last, whatever else was read or written: a client that has the lock watched is told of the next write to it.

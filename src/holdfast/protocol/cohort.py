@@ -27,7 +27,7 @@ from collections import deque
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Final
 
-from holdfast.lease import ENDED, LOST, TRYING, Hold
+from holdfast.lease import ENDED, LOST, POLLED, TRYING, Hold
 from holdfast.protocol.effects import Bell, Effects, clock, wait
 
 if TYPE_CHECKING:
@@ -36,11 +36,13 @@ if TYPE_CHECKING:
 __all__ = ["Cohorts", "Gate"]
 
 ENOUGH: Final = 0.8  # of its validity must be left for a hold to be passed on as it is
-# The moments of those who only poll: as in lua/grant.lua, where it says why.
+# Yield windows for polling clients; must match lua/grant.lua, which says why.
 OPEN: Final = 0.1
 LEAST_OPEN: Final = 0.005
 SHUT: Final = 0.05
 TURNS: Final = 8
+POLLED_SHUT: Final = 0.04
+FADING: Final = 10
 
 _LEFT: Final = "left"
 _ARRIVED: Final[dict[None, object]] = {None: "arrived"}  # who had called it matters no more, and can be freed
@@ -126,6 +128,7 @@ class Cohorts:
             return False
         if not hold.passed and isinstance(giver := _fate(hold).get(None), Hold) and giver.phase is ENDED:
             hold.shut_since, hold.shut_turns = giver.shut_since, giver.shut_turns + 1
+            hold.polled_at = giver.polled_at
         hold.fate = _ARRIVED
         hold.seated = True
         return True
@@ -287,12 +290,14 @@ class Cohorts:
 
 
 def moment_for_others(hold: Hold, now: float) -> float:
-    """How long to leave the lock free for those who only poll before we ask for it again, which is nothing mostly."""
-    since = hold.shut_since
-    if not since or hold.shut_turns < TURNS or now < since + SHUT + since % (2 * SHUT):
+    """How long to leave the lock free for polling clients before we ask for it again; mostly 0."""
+    since, unseen = hold.shut_since, now - hold.polled_at
+    polled = unseen <= POLLED
+    shut = POLLED_SHUT + unseen / FADING if polled else SHUT
+    if not since or now < since + shut + since * 1e6 % 1000 / 10_000 or (hold.shut_turns < TURNS and not polled):
         return 0.0
     hold.shut_since, hold.shut_turns = 0.0, 0
-    return min(OPEN, max(LEAST_OPEN, (now - since) / 20))
+    return OPEN if polled else min(OPEN, max(LEAST_OPEN, (now - since) / 20))
 
 
 def may_inherit(heir: Hold, hold: Hold, now: float) -> bool:

@@ -38,6 +38,7 @@ from holdfast.errors import (
     Unsupported,
     rounded,
 )
+from holdfast.holder import is_foreign
 from holdfast.lease import ENDED, TRYING, Hold
 from holdfast.protocol.effects import STOPPED, Effects, Step, StepFailed, call, clock, entrust, tell
 from holdfast.protocol.replies import FREED, GONE, TAKEN, Abandoned, Cleaned, Granted, Refused, WrongKind
@@ -184,6 +185,8 @@ def _ask(waiter: Waiter, channel: str, now: float, timeout: float) -> Effects[bo
     hold.outcome = reply
     hold.asked = now, reply.now_us
     hold.shut_since = 0.0  # another process has it
+    if reply.holder and is_foreign(reply.holder):
+        hold.polled_at = now
     hold.queued = hold.queued or channel != ""
     if channel in ("", MUTE):
         pause = pause_for(hold.token, channel, waiter.attempt, reply.left_ms)
@@ -192,8 +195,13 @@ def _ask(waiter: Waiter, channel: str, now: float, timeout: float) -> Effects[bo
     else:
         pause = pause_for(hold.token, channel, waiter.attempt, reply.left_ms)
         if watches and watched != (reply.key or hold.keys.main):
-            pause = min(pause, WATCH_AFTER)
+            pause = 0.0 if hold.kind is None and _is_polled(reply) else min(pause, WATCH_AFTER)
     return Pause(pause)
+
+
+def _is_polled(refused: Refused) -> bool:
+    """Whether a client of another library has the lock, or a long yield window is open for one: watch it at once."""
+    return is_foreign(refused.holder) if refused.holder else refused.left_ms > WATCH_AFTER * 1000
 
 
 def settle(hold: Hold) -> Effects[None]:
