@@ -140,6 +140,38 @@ def test_a_try_beside_a_local_waiter_asks_the_server_and_finds_it_busy() -> None
     assert play.world.keys() == []
 
 
+@pytest.mark.parametrize("cohort", [0, 64])
+def test_a_try_on_a_lock_object_that_another_task_waits_for_leaves_that_one_alone(cohort: int) -> None:
+    play = Play(seed=1)
+    client, other = play.client("one"), play.client("two")
+    play.start(other, play.cycle(other, hold=1.0, ttl=TTL))
+    play.run(0.1)
+    lock = client.lock("a", ttl=TTL, cohort=cohort)
+    leases: list[Any] = []
+
+    async def wait_for_it() -> None:
+        leases.append(await lock.acquire(timeout=20))
+
+    async def ask() -> Any:
+        return await lock.acquire(blocking=False)
+
+    waiter = play.start(client, wait_for_it())
+    play.run(0.1)
+    asked = play.start(client, ask())
+    play.run(0.5)
+    assert asked.outcome() is None
+    play.run(2.0)
+    waiter.outcome()
+    assert leases[0].held
+
+    async def give_back() -> None:
+        await lock.release()
+
+    play.start(client, give_back())
+    play.run(1.0)
+    assert play.world.keys() == []
+
+
 def test_a_server_that_falls_silent_in_the_middle_of_a_wait_is_an_outage() -> None:
     play = Play(seed=1)
     client, other = play.client("one"), play.client("two")

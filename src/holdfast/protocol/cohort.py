@@ -94,13 +94,13 @@ class Cohorts:
 
         False if a hold of this process has the lock, or the Lock object is in use: then it is busy.
         """
-        active = self.seats.get(hold.seat)
-        if active is None or active.phase is not TRYING:
+        seat, active = hold.seat, self.seats.get(hold.seat)
+        if seat is hold.gate or active is None or active.phase is not TRYING:
             return False
         hold.seat = hold.gate
         if self.sit_down(hold):
             return True
-        hold.seat = hold.keys.main
+        hold.seat = seat
         return False
 
     def stand_in_line(self, hold: Hold, until: float) -> Effects[float | None]:
