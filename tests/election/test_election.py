@@ -368,7 +368,7 @@ SECRET = "0123456789abcdef" * 2
     ],
 )
 def test_only_the_readable_part_of_a_token_is_shown(token: str, seen: tuple[Any, ...]) -> None:
-    leader = leader_of(token.encode(errors="surrogateescape"), b"1700000000000000")
+    leader = leader_of(token.encode(errors="surrogateescape"), 1_700_000_000_000_000)
     assert leader[:3] == seen
     assert SECRET not in repr(leader)
     if leader.host:

@@ -190,7 +190,7 @@ def silence(
     if tls:  # while it was being connected to
         what = f"no TLS handshake came about within {rounded(timeout)} s"
         advice = "If its port is a plain one, use redis:// in the URL, or ssl=False; else it may be hung or far away"
-    return _failed(Unavailable({address: what}, advice), cause, sent=sent, retry=True, met=met)
+    return _failed(Unavailable({address: what}, advice), cause, sent=sent, retry=True, met=met, silent=not tls)
 
 
 def lost_connection(address: str, cause: BaseException | None, *, met: bool = True, tls: bool = False) -> StepFailed:
@@ -308,8 +308,9 @@ def _failed(
     retry: bool,
     prompt: bool = False,
     met: bool = True,
+    silent: bool = False,
 ) -> StepFailed:
-    failed = StepFailed(error, sent=sent, retry=retry, prompt=prompt, met=met)
+    failed = StepFailed(error, sent=sent, retry=retry, prompt=prompt, met=met, silent=silent)
     failed.__cause__ = _root_of(cause)
     return failed
 

@@ -311,16 +311,17 @@ class Failure(NamedTuple):
     sent: bool
     retry: bool
     prompt: bool = False
+    silent: bool = False
 
 
 def frozen(reply: Any) -> Any:
     """A reply as something that is the same whenever it says the same."""
     if isinstance(reply, StepFailed):
-        return Failure(str(reply.error), reply.sent, reply.retry, reply.prompt)
+        return Failure(str(reply.error), reply.sent, reply.retry, reply.prompt, reply.silent)
     return tuple(frozen(item) for item in reply) if isinstance(reply, list) else reply
 
 
 def _thawed(reply: Any) -> Any:
     if isinstance(reply, Failure):
-        return failed(reply.why, sent=reply.sent, retry=reply.retry, prompt=reply.prompt)
+        return failed(reply.why, sent=reply.sent, retry=reply.retry, prompt=reply.prompt, silent=reply.silent)
     return [_thawed(item) for item in reply] if isinstance(reply, tuple) else reply

@@ -78,13 +78,13 @@ def watched_keys(step: Step, reply: Any) -> list[bytes]:
     return [key.encode() for key in step.keys if key == step.keys[0] or ":hf1:" not in key]
 
 
-def failed(why: str, *, sent: bool, retry: bool = True, prompt: bool = False) -> StepFailed:
+def failed(why: str, *, sent: bool, retry: bool = True, prompt: bool = False, silent: bool = False) -> StepFailed:
     error = Unavailable({"the world's server": why}, "See the world's faults")
-    return StepFailed(error, sent=sent, retry=retry, prompt=prompt)
+    return StepFailed(error, sent=sent, retry=retry, prompt=prompt, silent=silent)
 
 
 def silence(timeout: float) -> StepFailed:
-    return failed(f"it did not answer within {timeout:.3g} s", sent=True)
+    return failed(f"it did not answer within {timeout:.3g} s", sent=True, silent=True)
 
 
 class World:

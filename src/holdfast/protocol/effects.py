@@ -105,7 +105,8 @@ class StepFailed(Exception):
 
     ``sent``: it may have taken effect all the same, or still will. ``retry``: another try may succeed. ``prompt``: the
     connection broke, which took no time, and another may be had at once. ``met``: this server has answered us before;
-    one that never has is not worth more than the client's timeout. ``answered``: an answer came, but none that counts.
+    one that never has is not worth more than the client's timeout. ``silent``: nothing came for as long as that was
+    waited for.
     """
 
     def __init__(
@@ -116,7 +117,7 @@ class StepFailed(Exception):
         retry: bool,
         prompt: bool = False,
         met: bool = True,
-        answered: bool = False,
+        silent: bool = False,
     ) -> None:
         super().__init__(str(error))
         self.error = error
@@ -124,12 +125,7 @@ class StepFailed(Exception):
         self.retry = retry
         self.prompt = prompt
         self.met = met
-        self.answered = answered
-
-    @property
-    def silent(self) -> bool:
-        """Whether it was asked, and nothing came for as long as that was waited for."""
-        return self.sent and self.retry and not self.prompt and not self.answered
+        self.silent = silent
 
 
 class Interrupted(BaseException):
@@ -302,7 +298,7 @@ def parsed(step: Step | Command, reply: Any) -> Any:
             "Check that a Redis or Valkey server is there, and that no proxy changes what it answers",
         )
         # What the step did is not known. Another try may find a connection that is in order, but not for ever.
-        raise StepFailed(error, sent=True, retry=True, met=False, answered=True) from None
+        raise StepFailed(error, sent=True, retry=True, met=False) from None
 
 
 # As a NamedTuple makes itself, less the sorting out of its arguments, which takes longer than the making.

@@ -33,13 +33,13 @@ from dataclasses import replace
 from typing import Final, NamedTuple, TypeVar
 from zlib import crc32
 
-from holdfast.errors import InvalidConfig, LeaseLost, NotAcquired, Unavailable, Unsupported
+from holdfast.errors import InvalidConfig, LeaseLost, NotAcquired, Unsupported
 from holdfast.lease import ENDED, TRYING, BaseLease, Hold
 from holdfast.names import MAX_NAME_BYTES
 from holdfast.protocol import mutex
 from holdfast.protocol.cohort import Gate
 from holdfast.protocol.effects import STOPPED, Effects, Step, StepFailed, attach, caller, clock, new_token
-from holdfast.protocol.lock import BaseLock, Driver, weakly
+from holdfast.protocol.lock import BaseLock, Driver, refuse_closed, weakly
 from holdfast.protocol.replies import NotAdopted
 from holdfast.protocol.retry import outage, until_answered
 
@@ -177,8 +177,7 @@ def hand_over(lease: BaseLease) -> Effects[Ticket]:
 def adopt(lock: BaseLock[L], offer: Offer) -> Effects[L]:
     """Go on with what another has handed over, as a lease of this lock. NotAcquired if it is not there any more."""
     driver: Driver = lock._driver
-    if driver.book.closed:
-        raise Unavailable({driver.address: "this client was closed"}, "Connect again, or close it later")
+    refuse_closed(driver)
     me = yield from caller()
     if lock._life != driver.life:
         lock._begin_life()

@@ -183,7 +183,7 @@ class BaseLatch:
             try:
                 left = self._left((yield from call(self._look_step(hold.token, channel), timeout)))
             except StepFailed as failed:
-                vigil.outage = StepFailed(failed.error, sent=failed.sent, retry=failed.retry, prompt=failed.prompt)
+                vigil.outage = StepFailed(failed.error, sent=failed.sent, retry=failed.retry, silent=failed.silent)
                 raise
             vigil.seen_at = now
             if channel:  # else only a look, which a replica answers as well

@@ -144,9 +144,8 @@ class BaseLock(Generic[L]):
         answer_by = until if patience != 0.0 else started + self._terms.timeout
         if self._life != self._driver.life:
             self._begin_life()
-        if self._driver.book.closed:
-            raise Unavailable({self._driver.address: "this client was closed"}, "Connect again, or close it later")
         driver: Driver = self._driver
+        refuse_closed(driver)
         cohorts = driver.cohorts
         while True:
             hold = self._new_hold()
@@ -164,6 +163,9 @@ class BaseLock(Generic[L]):
                         break
                     if moment := moment_for_others(hold, now) if not hold.passed else 0.0:
                         yield from wait(None, min(now + moment, until))
+                    refuse_closed(
+                        driver
+                    )  # the lease of another thread may have ended by that, and left its place to us
                 if not hold.passed:
                     if not hold.token:  # else it was another's, who has given up waiting
                         hold.token = yield from new_token(self._terms.label)
@@ -361,6 +363,11 @@ def held_by(me: Hashable, holder: Hashable, what: str = "it") -> str:
     if me == holder:
         return f"this thread or task holds {what}. Nested by mistake? Pass the lease down, or use client.rlock"
     return f"another thread or task of this process holds {what}. {COME_BACK}"
+
+
+def refuse_closed(driver: Driver) -> None:
+    if driver.book.closed:
+        raise Unavailable({driver.address: "this client was closed"}, "Connect again, or close it later")
 
 
 def release_lease(lease: BaseLease, struck: BaseException | None = None) -> Effects[None]:

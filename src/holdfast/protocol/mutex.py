@@ -173,7 +173,7 @@ def _ask(waiter: Waiter, channel: str, now: float, timeout: float) -> Effects[bo
         # The reply came after the deadline: a grant worth nothing, whose key is there all the same.
         hold.phase, hold.doubtful = TRYING, True
         error = Unavailable({"the server": "its answer came after the ttl"}, _TOO_SLOW)
-        raise StepFailed(error, sent=True, retry=waiter.patient, answered=True)
+        raise StepFailed(error, sent=True, retry=waiter.patient)
     if type(reply) is Abandoned:
         raise NotAcquired(hold.name, "this attempt was given up before its request arrived")
     hold.doubtful = doubtful

@@ -215,7 +215,7 @@ def _clean_up(driver: Any, hold: Hold) -> Effects[None]:
 
 def _too_late() -> StepFailed:
     why = {"the server": "its answer came too late to count"}
-    return StepFailed(Unavailable(why, "Look why the server is that slow"), sent=True, retry=True, answered=True)
+    return StepFailed(Unavailable(why, "Look why the server is that slow"), sent=True, retry=True)
 
 
 def earliness(beta: float, token: str) -> float:
