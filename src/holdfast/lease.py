@@ -55,6 +55,7 @@ class Terms:
     cohort: int
     timeout: float
     fence_retention: float
+    cancels: bool = False  # the body of an ``async with`` when the lease is lost, beside whatever on_lost does
     ttl_ms: int = field(init=False)
     fences: int = field(init=False)  # how many the server sets aside: one for each holder of a cohort
     said: tuple[str, str, str] = field(init=False)  # ttl, retention and fences, as a step says them
@@ -134,6 +135,7 @@ class Hold:
     polled_at = -_NEVER  # when a client of another library was last seen to have the lock
     heir: Hold | None = None  # to whom it was passed
     notify: Callable[[], object] | None = None  # how the holder wants to be told of its loss
+    observer: Callable[[], object] | None = None  # the client's on_lost, where a body is to be cancelled as well
     reason = ""
     handed_over = False  # and has ended by that
     mine = True  # False in a forked child: the hold stayed with the parent
@@ -303,7 +305,11 @@ class BaseLease:
         self._driver = driver
         self._hold = hold
         if callable(hold.terms.on_lost):
-            hold.notify = partial(_tell, ref(self), hold.terms.on_lost)
+            told = partial(_tell, ref(self), hold.terms.on_lost)
+            if hold.terms.cancels:
+                hold.observer = told
+            else:
+                hold.notify = told
 
     @property
     def name(self) -> str:

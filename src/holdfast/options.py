@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable
+from inspect import iscoroutinefunction
 from typing import Any, Final, Generic, TypedDict, TypeVar
 
 from holdfast.errors import InvalidConfig, rounded
@@ -70,20 +71,24 @@ def terms_of(
     wait = None if wait is None or wait == math.inf else seconds("wait", wait)
     if not isinstance(label, str) or len(label) > LONGEST_LABEL:
         raise InvalidConfig(f"label={_shown(label)}", f"give a text of at most {LONGEST_LABEL} characters")
+    own, default = _check_on_lost(on_lost, words), shared.on_lost
     return Terms(
         ttl=seconds("ttl", ttl, least=SHORTEST_TTL),
         wait=wait,
         renew=bool(renew),
         max_hold=None if max_hold is None else seconds("max_hold", max_hold, least=SHORTEST_TTL),
-        on_lost=shared.on_lost if on_lost is None else _check_on_lost(on_lost, words),
+        on_lost=default if own is None else own,
         label=label,
         cohort=min(shared.cohort, whole("cohort", cohort)),
         timeout=shared.timeout,
         fence_retention=shared.fence_retention,
+        cancels=own == "cancel" or (own is None and "cancel" in words and default != "ignore"),
     )
 
 
 def _check_on_lost(on_lost: Any, words: tuple[str, ...]) -> Any:
+    if iscoroutinefunction(on_lost) and not words:
+        raise InvalidConfig(f"on_lost={_shown(on_lost)}", "a coroutine function never runs here: use holdfast.aio")
     if callable(on_lost) or on_lost in (None, *words):
         return on_lost
     choice = "a callable that takes the lease" + "".join(f", or {word!r}" for word in words)

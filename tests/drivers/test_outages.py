@@ -64,6 +64,40 @@ def test_a_wait_without_end_on_a_replica_ends_after_the_timeout_if_no_write_was_
         face.lock("x").acquire()
 
 
+@pytest.mark.parametrize("known", [False, True], ids=["new client", "used client"])
+def test_a_try_that_does_not_wait_is_told_at_once_what_the_server_says(
+    connect: Any, known: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A replica, a full server and one that is gone say no at once: there is nothing to wait for."""
+    with Server() as server, server.client() as admin:
+        face = connect(server.url)
+        if known:
+            with face.lock("warm"):
+                pass
+        admin.execute_command("REPLICAOF", "127.0.0.1", str(free_port()))
+        admin.config_resetstat()
+        with caplog.at_level(logging.WARNING, "holdfast"):
+            with took(less_than=3.0), pytest.raises(holdfast.Unavailable, match="read-only replica"):
+                face.lock("x").acquire(blocking=False)
+        assert caplog.text == ""
+        stats = admin.info("commandstats")
+        assert sum(stats.get(f"cmdstat_{name}", {}).get("calls", 0) for name in ("eval", "evalsha")) <= 6
+        server.kill()
+        with took(less_than=3.0), pytest.raises(holdfast.Unavailable):
+            face.lock("x").acquire(blocking=False)
+
+
+def test_a_loss_stays_a_loss_after_it_was_reported(connect: Any, url: str, admin: redis.Redis) -> None:
+    face = connect(url)
+    lease = face.lock("x").acquire(timeout=5)
+    admin.delete("x")
+    with pytest.raises(holdfast.LeaseLost):
+        lease.release()
+    assert lease.lost.is_set(), "a thread that looks at it later must see it, too"
+    assert lease.reason
+    assert not lease.held
+
+
 def test_a_wait_without_end_outlasts_a_demotion_and_says_so(connect: Any, caplog: pytest.LogCaptureFixture) -> None:
     with Server() as server, server.client() as admin:
         face = connect(server.url, timeout=1.0)
@@ -73,11 +107,11 @@ def test_a_wait_without_end_outlasts_a_demotion_and_says_so(connect: Any, caplog
             admin.execute_command("REPLICAOF", "127.0.0.1", str(free_port()))
             waiter = Background(lambda: face.lock("x").acquire())
             eventually(lambda: "read-only replica" in caplog.text, 5.0, "it says why it waits")
-            assert "lock 'x' still waits" in caplog.text
+            assert "lock 'x' goes on waiting" in caplog.text
             time.sleep(1.5)  # longer than the client's timeout
             admin.execute_command("REPLICAOF", "NO", "ONE")
             waiter.outcome().release()
-        assert caplog.text.count("still waits") <= 3, "and not at every try"
+        assert caplog.text.count("goes on waiting") <= 3, "and not at every try"
 
 
 def test_a_wait_on_a_full_server_says_so_at_once(

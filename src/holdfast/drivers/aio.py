@@ -245,10 +245,15 @@ class Driver:
                 await asyncio.sleep(1.0)
 
     def _tell(self, hold: Hold) -> None:
-        if hold.notify is None or (self._closing is not None and _is_body_of(hold, self._closing)):
+        self._call_back(hold, hold.observer)
+        if self._closing is None or not _is_body_of(hold, self._closing):
+            self._call_back(hold, hold.notify)
+
+    def _call_back(self, hold: Hold, callback: Callable[[], object] | None) -> None:
+        if callback is None:
             return
         try:
-            outcome = hold.notify()
+            outcome = callback()
         except Exception:
             log.exception("on_lost of the lock %r failed", hold.name)
             return

@@ -352,7 +352,10 @@ class Process:
             return machine.keep()
         if isinstance(effect, fx.Tell):
             self._shielded = True  # if it cancels this very process, that is noted until the protocol is over
-            return effect.hold.notify() if effect.hold.notify is not None else None
+            for callback in (effect.hold.observer, effect.hold.notify):
+                if callback is not None:
+                    callback()
+            return None
         if isinstance(effect, fx.Warn):
             return machine.warnings.append(effect.message)
         if isinstance(effect, fx.Attach):

@@ -286,9 +286,9 @@ def is_begun(protocol: Effects[Any]) -> bool:
 
 def parsed(step: Step | Command, reply: Any) -> Any:
     """A raw reply as the value that its step declares in ``replies``; StepFailed if it is none."""
-    name = step.script if isinstance(step, Step) else str(step.args[0])
+    name: Any = step[0] if type(step) is Step else step[0][0]  # the script, or the first word of a Command
     parse = REPLIES.get(name)
-    if parse is None or isinstance(reply, StepFailed):
+    if parse is None:
         return reply
     try:
         return parse(reply)
@@ -318,7 +318,7 @@ def call_each(steps: Sequence[Step], timeout: float) -> Effects[list[Any]]:
 
 def _parsed_or_failed(step: Step, reply: Any) -> Any:
     try:
-        return parsed(step, reply)
+        return reply if isinstance(reply, StepFailed) else parsed(step, reply)
     except StepFailed as failed:
         return failed
 

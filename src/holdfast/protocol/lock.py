@@ -81,7 +81,8 @@ class BaseLost:
         self._hold = hold
 
     def is_set(self) -> bool:
-        return bool(self._hold.why_lost(self._driver.now()))
+        """Whether it is lost. It stays so, also after ``release()`` has reported it."""
+        return bool(self._hold.reason or self._hold.why_lost(self._driver.now()))
 
     def __repr__(self) -> str:
         state = f"set: {self._hold.why_lost(self._driver.now())}" if self.is_set() else "unset"
@@ -132,13 +133,16 @@ class BaseLock(Generic[L]):
     def _acquire(self, patience: float | None) -> Effects[L | None]:
         """As ``_obtain``, with None in place of AcquireTimeout."""
         try:
-            return (yield from self._obtain(patience))
+            lease = yield from self._obtain(patience)
         except AcquireTimeout:
             return None
+        if lease._hold.caller is None:
+            lease._hold.caller = weakly((yield from caller()))
+        return lease
 
     def _obtain(self, patience: float | None) -> Effects[L]:
         """A lease; AcquireTimeout if another holder has it, or others are before us; Unavailable without an answer."""
-        started, me = (yield from clock()), weakly((yield from caller()))
+        started = now = yield from clock()
         until = _NEVER if patience is None else started + patience
         # One that does not wait for the lock still waits for an answer.
         answer_by = until if patience != 0.0 else started + self._terms.timeout
@@ -149,12 +153,12 @@ class BaseLock(Generic[L]):
         cohorts = driver.cohorts
         while True:
             hold = self._new_hold()
-            hold.caller = me
             try:
                 if not cohorts.sit_down(hold) and (patience != 0.0 or not cohorts.sit_apart(hold)):
-                    now = yield from cohorts.stand_in_line(hold, until)
-                    if now is None:
+                    called_at = yield from cohorts.stand_in_line(hold, until)
+                    if called_at is None:
                         break
+                    now = called_at
                     if hold.passed and not hold.valid(now):
                         yield from self._withdraw(hold)  # it was passed on to us, and we slept beyond its end
                         continue
@@ -162,14 +166,14 @@ class BaseLock(Generic[L]):
                         yield from self._withdraw(hold)
                         break
                     if moment := moment_for_others(hold, now) if not hold.passed else 0.0:
-                        yield from wait(None, min(now + moment, until))
+                        now = yield from wait(None, min(now + moment, until))
                     refuse_closed(
                         driver
                     )  # the lease of another thread may have ended by that, and left its place to us
                 if not hold.passed:
                     if not hold.token:  # else it was another's, who has given up waiting
                         hold.token = yield from new_token(self._terms.label)
-                    if not (yield from mutex.acquire(hold, until, answer_by, driver.board)):
+                    if not (yield from mutex.acquire(hold, now, until, answer_by, driver.board)):
                         yield from self._withdraw(hold)
                         break
                     driver.admit(hold)
@@ -247,10 +251,11 @@ class BaseLock(Generic[L]):
     def _enter(self) -> Effects[L]:
         lease = yield from self._obtain(self._terms.wait)
         try:
-            if self._terms.on_lost in (None, "cancel"):
+            if self._terms.cancels or self._terms.on_lost is None:
                 me, block = yield from attach(lease._hold)
             else:
                 me, block = (yield from caller()), None
+            lease._hold.caller = weakly(me)
             self._entered.append((me, lease, block))
         except STOPPED:  # interrupted on the threshold: the body will not run, so nobody else would release it
             yield from release_lease(lease)
@@ -352,10 +357,7 @@ class BaseLock(Generic[L]):
 
 def weakly(caller: Hashable) -> Hashable:
     """A weak reference to a task; a thread's number as it is."""
-    try:
-        return ref(caller)
-    except TypeError:
-        return caller
+    return caller if type(caller) is int else ref(caller)
 
 
 def held_by(me: Hashable, holder: Hashable, what: str = "it") -> str:

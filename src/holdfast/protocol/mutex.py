@@ -42,7 +42,7 @@ from holdfast.holder import is_foreign
 from holdfast.lease import ENDED, TRYING, Hold
 from holdfast.protocol.effects import STOPPED, Effects, Step, StepFailed, call, clock, entrust, tell
 from holdfast.protocol.replies import FREED, GONE, TAKEN, Abandoned, Cleaned, Granted, Refused, WrongKind
-from holdfast.protocol.retry import Tries, outage, until_answered
+from holdfast.protocol.retry import Tries, first_timeout, outage, until_answered
 from holdfast.protocol.waiting import MUTE, REFRESH, Pause, Waiter, pause_for
 
 if TYPE_CHECKING:
@@ -130,32 +130,49 @@ def is_settled(hold: Hold) -> bool:
     return not (hold.fence or hold.queued or hold.doubtful)
 
 
-def acquire(hold: Hold, until: float, answer_by: float, board: Switchboard) -> Effects[bool]:
-    """Try until that time, and for the first answer until the other; whether it was granted.
+def acquire(hold: Hold, now: float, until: float, answer_by: float, board: Switchboard) -> Effects[bool]:
+    """Try from now until that time, and for the first answer until the other; whether it was granted.
 
     False: the last step was refused (``hold.outcome`` says by whom). If the last step was not answered, Unavailable is
     raised. If it was not granted, something may be left on the server: see ``is_settled``.
     """
-    started = yield from clock()
-    waiter = Waiter("lock", hold, board, Tries(hold.terms, started, answer_by, jitter=hold.token), until)
+    patient = until > now
+    channel = board.enlist(hold) if patient else ""
+    found: bool | Pause | StepFailed
     try:
-        return bool((yield from waiter.run(_ask)))
+        try:
+            # Most locks are free, so nothing is prepared for waiting before this (``make bench``: uncontended).
+            found = yield from _ask(hold, board, channel, now, first_timeout(hold.terms, answer_by - now), 0, patient)
+            if found is True:
+                return True
+        except StepFailed as failed:
+            found = failed
+        tries = Tries(hold.terms, now, answer_by, jitter=hold.token)
+        waiter = Waiter("lock", hold, board, tries, until)
+
+        def ask(waiter: Waiter, channel: str, now: float, timeout: float) -> Effects[bool | Pause]:
+            return _ask(hold, board, channel, now, timeout, waiter.attempt, patient)
+
+        return bool((yield from waiter.run(ask, found, channel)))
     except StepFailed as failed:
         hold.unheard = failed.silent
-        raise outage(failed, waiter.subject, (yield from clock()) - started) from failed.__cause__
+        raise outage(failed, f"lock {hold.name!r}", (yield from clock()) - now) from failed.__cause__
     finally:
+        found = False  # which may be an error, and keep alive the frames that it went through
         if board.waiting or board.watching:
             board.dismiss(hold)
 
 
-def _ask(waiter: Waiter, channel: str, now: float, timeout: float) -> Effects[bool | Pause]:
+def _ask(  # noqa: PLR0917 (a dictionary of keywords would cost as much as half of the rest)
+    hold: Hold, board: Switchboard, channel: str, now: float, timeout: float, attempt: int, patient: bool
+) -> Effects[bool | Pause]:
     """Send the acquire step once: True if it was granted."""
-    hold, before = waiter.hold, waiter.hold.outcome
+    before = hold.outcome
     watches = hold.kind is None or hold.kind.watches
     watched = ""
     if watches and type(before) is Refused and before.first and channel not in ("", MUTE):
         watched = before.key or hold.keys.main
-        waiter.board.watching[watched] = hold
+        board.watching[watched] = hold
     doubtful, hold.doubtful = hold.doubtful, True  # from here until the reply
     try:
         reply = yield from call(acquire_step(hold, channel, watch=watched != ""), timeout)
@@ -173,7 +190,7 @@ def _ask(waiter: Waiter, channel: str, now: float, timeout: float) -> Effects[bo
         # The reply came after the deadline: a grant worth nothing, whose key is there all the same.
         hold.phase, hold.doubtful = TRYING, True
         error = Unavailable({"the server": "its answer came after the ttl"}, _TOO_SLOW)
-        raise StepFailed(error, sent=True, retry=waiter.patient)
+        raise StepFailed(error, sent=True, retry=patient)
     if type(reply) is Abandoned:
         raise NotAcquired(hold.name, "this attempt was given up before its request arrived")
     hold.doubtful = doubtful
@@ -189,11 +206,11 @@ def _ask(waiter: Waiter, channel: str, now: float, timeout: float) -> Effects[bo
         hold.polled_at = now
     hold.queued = hold.queued or channel != ""
     if channel in ("", MUTE):
-        pause = pause_for(hold.token, channel, waiter.attempt, reply.left_ms)
+        pause = pause_for(hold.token, channel, attempt, reply.left_ms)
     elif not reply.first:
         pause = REFRESH  # the first in the queue sees when the lease ends
     else:
-        pause = pause_for(hold.token, channel, waiter.attempt, reply.left_ms)
+        pause = pause_for(hold.token, channel, attempt, reply.left_ms)
         if watches and watched != (reply.key or hold.keys.main):
             pause = 0.0 if hold.kind is None and _is_polled(reply) else min(pause, WATCH_AFTER)
     return Pause(pause)
@@ -222,20 +239,32 @@ def settle(hold: Hold) -> Effects[None]:
 
 def release(hold: Hold, now: float) -> Effects[None]:
     """Give it back. The hold is over whatever comes of it; LeaseLost if it was over before."""
+
+    def step() -> Step:
+        return abandon_step(hold) if hold.doubtful else release_step(hold)
+
     lost = ""
     try:
         lost = hold.why_lost(now)
         hold.phase = ENDED
-        freed, certain = yield from _free(hold, now)
-    except HoldfastError:
+        # Once the lease has ended by itself there is nothing to wait for; the keeper sees to the rest.
+        freed, _, resent, _ = yield from until_answered(
+            step, hold.terms, now=now, until=hold.gone_by(), hold=hold, shielded=True
+        )
+        if type(freed) is Cleaned:
+            freed, buried = freed
+            if not buried:
+                yield from entrust(hold)
+    except StepFailed as failed:
+        yield from entrust(hold)
         if not lost:
-            raise
+            raise _unreleased(hold, failed, failed.sent, (yield from clock())) from failed.__cause__
     except STOPPED:
         yield from settle(hold)
         raise
-    if not lost and freed == 1:
+    if not lost and freed == FREED:
         return
-    if lost or certain:
+    if lost or not resent:  # else an earlier try of ours may have freed it
         hold.reason = lost or LOST_BY[freed]
         raise LeaseLost(hold.name, hold.fence, hold.reason)
     now = yield from clock()
@@ -246,27 +275,6 @@ def release(hold: Hold, now: float) -> Effects[None]:
             "the key is gone now, but the lease may have ended before; let what it guards check the fence",
         )
     # Before the deadline nobody else can have had the key, so it was our own earlier release that took it away.
-
-
-def _free(hold: Hold, now: float) -> Effects[tuple[int, bool]]:
-    """What became of the key, and whether that is certain: no earlier try can have freed it."""
-
-    def step() -> Step:
-        return abandon_step(hold) if hold.doubtful else release_step(hold)
-
-    try:
-        # Once the lease has ended by itself there is nothing to wait for; the keeper sees to the rest.
-        reply, _, resent, _ = yield from until_answered(
-            step, hold.terms, until=hold.gone_by(), hold=hold, shielded=True
-        )
-    except StepFailed as failed:
-        yield from entrust(hold)
-        raise _unreleased(hold, failed, failed.sent, (yield from clock())) from failed.__cause__
-    if type(reply) is Cleaned:
-        if not reply.buried:
-            yield from entrust(hold)
-        return reply.freed, not resent
-    return reply, not resent
 
 
 def _unreleased(hold: Hold, failed: StepFailed, sent: bool, now: float) -> HoldfastError:

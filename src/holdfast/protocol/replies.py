@@ -39,6 +39,7 @@ FREED: Final = 1  # by a release; by a renewal: it is still ours
 GONE: Final = 0  # the key expired, or was deleted
 TAKEN: Final = -1  # the key is another holder's
 
+_make: Final[Any] = tuple.__new__  # as in effects
 _MOST_DIGITS: Final = 19
 _LARGEST: Final = 2**63 - 1
 
@@ -172,7 +173,8 @@ def _parts(reply: object, *lengths: int) -> list[Any]:
 
 def _acquire(reply: object) -> Granted | Refused | Abandoned | WrongKind:
     if type(reply) is bytes:
-        return Granted(_fence(reply))
+        granted: Granted = _make(Granted, (_fence(reply), -1))
+        return granted
     parts = _parts(reply, 2, 3, 5, 6)
     code = _whole(parts[0])
     match code, len(parts):

@@ -12,14 +12,14 @@ Atomic: each try. If one of them was sent without an answer, then the outcome of
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, TypeAlias
 
 from holdfast.errors import HoldfastError, Unavailable, Unsupported, rounded
 from holdfast.lease import Hold, Terms
 from holdfast.protocol.effects import Command as PlainCommand
 from holdfast.protocol.effects import Effects, Step, StepFailed, call, clock, wait
 
-__all__ = ["SHORTEST_CALL", "Answer", "Tries", "backoff", "outage", "until_answered"]
+__all__ = ["SHORTEST_CALL", "Answer", "Tries", "backoff", "first_timeout", "outage", "until_answered"]
 
 SHORTEST_CALL: Final = 0.1  # even the last try before a deadline gets time for a round trip
 
@@ -28,28 +28,27 @@ _LONGEST_PAUSE: Final = 0.25
 _NEVER: Final = float("inf")
 
 
-class Answer(NamedTuple):
-    reply: Any
-    asked_at: float  # when the request was sent that brought it
-    resent: bool  # an earlier try may have taken effect
-    doubtful: bool = False  # what ``hold.doubtful`` should be, once the caller has taken note of the reply
+# The reply; when the request was sent that brought it; whether an earlier try may have taken effect; and what
+# ``hold.doubtful`` should be once the caller has taken note of the reply.
+Answer: TypeAlias = tuple[Any, float, bool, bool]
 
 
 class Tries:
     """The tries at one request, or at one that is repeated until something comes of it."""
 
-    __slots__ = ("_asked_at", "_outage", "failing_since", "failures", "jitter", "sent", "started", "terms", "until")
+    failures = 0  # in a row
+    failing_since = 0.0
+    sent = False  # one of the tries may have taken effect
+    patient = True  # else a server that answers with an error is asked twice at most
+    _met = True  # the server has answered this client before
 
     def __init__(
         self, terms: Terms, started: float, until: float = _NEVER, *, jitter: str = "", outage: float = _NEVER
-    ):
+    ) -> None:
         self.terms = terms
         self.started = started
         self.until = until  # no new try after this
         self.jitter = jitter
-        self.failures = 0  # in a row
-        self.failing_since = 0.0
-        self.sent = False
         self._outage = outage  # how long tries may fail in a row, in seconds
         self._asked_at = started
 
@@ -57,11 +56,10 @@ class Tries:
         """How long the try may take that begins now."""
         terms = self.terms
         self._asked_at = now
-        if self.failures:
-            share = min(terms.call_timeout, self.until - now, self.failing_since + self._outage - now)
-        else:
-            share = min(terms.first_try, (self.until - self.started) / 3)
-        return max(SHORTEST_CALL, share)
+        if not self.failures:
+            return first_timeout(terms, self.until - self.started)
+        outage = self._outage if self._met else min(self._outage, terms.timeout)
+        return max(SHORTEST_CALL, min(terms.call_timeout, self.until - now, self.failing_since + outage - now))
 
     def answered(self) -> None:
         self.failures = 0
@@ -72,7 +70,8 @@ class Tries:
         if not self.failures:
             self.failing_since = self._asked_at
         self.failures += 1
-        if not failed.retry:
+        self._met = failed.met
+        if not failed.retry or (self.failures > 1 and not self.patient and not failed.silent):
             return None
         if failed.prompt and self.failures == 1:
             return 0.0  # the connection had died while idle: try another one, even if the time is over
@@ -89,6 +88,11 @@ class Tries:
         return not failed.met and now >= self.failing_since + self.terms.timeout * 0.99
 
 
+def first_timeout(terms: Terms, patience: float) -> float:
+    """How long the first try may take: a third of the time, so that a swallowed message can be sent again."""
+    return max(SHORTEST_CALL, min(terms.first_try, patience / 3))
+
+
 def backoff(jitter: str, attempt: int) -> float:
     """How long to pause between tries: doubling, and jittered by a token, which is random enough for that."""
     longest = min(_FIRST_PAUSE * 2.0 ** min(attempt, 10), _LONGEST_PAUSE)
@@ -100,6 +104,7 @@ def until_answered(
     make_step: Callable[[], Step | PlainCommand],
     terms: Terms,
     *,
+    now: float | None = None,
     until: float = _NEVER,
     hold: Hold | None = None,
     jitter: str = "",
@@ -111,10 +116,11 @@ def until_answered(
     ``hold``: whose step it is; its outcome is unknown until the caller has taken note of the answer. ``check``: called
     before each try to raise what ends it. ``StepFailed.sent`` says whether any of the tries may have taken effect.
     """
-    now = yield from clock()
-    tries = Tries(
-        terms, now, min(until, now + terms.timeout), jitter=jitter or (hold.token if hold is not None else "")
-    )
+    if now is None:
+        now = yield from clock()
+    until = min(until, now + terms.timeout)
+    timeout = first_timeout(terms, until - now)
+    tries: Tries | None = None  # made when it is needed: most steps are answered
     while True:
         if check is not None:
             check(now)
@@ -123,10 +129,11 @@ def until_answered(
         if hold is not None:
             doubtful, hold.doubtful = hold.doubtful, True
         try:
-            reply = yield from call(step, tries.timeout(now), shielded=shielded)
+            reply = yield from call(step, timeout, shielded=shielded)
         except StepFailed as failed:
             if hold is not None:
                 hold.doubtful = doubtful or failed.sent
+            tries = tries or Tries(terms, now, until, jitter=jitter or (hold.token if hold is not None else ""))
             now = yield from clock()
             pause = tries.pause_after(failed, now)
             if pause is None:
@@ -134,8 +141,9 @@ def until_answered(
                 raise
             if pause:
                 now = yield from wait(None, now + pause)
+            timeout = tries.timeout(now)
         else:
-            return Answer(reply, now, tries.sent, doubtful)
+            return reply, now, tries is not None and tries.sent, doubtful
 
 
 def outage(failed: StepFailed, subject: str, waited: float | None = None) -> HoldfastError:

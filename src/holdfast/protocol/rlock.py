@@ -81,7 +81,7 @@ class BaseRLock(BaseLock[L]):
     def _note(self, lease: L, me: Hashable) -> None:
         """It is this caller's from now on, which may take it again."""
         super()._note(lease, me)
-        lease._owner = me
+        lease._owner, lease._hold.caller = me, weakly(me)
         self._owned[self._keys.main, me] = lease
 
     def _find(self, me: Hashable) -> L | None:
@@ -130,7 +130,8 @@ class BaseRLock(BaseLock[L]):
         try:
             hold = lease._hold
             # One body is told of the loss: the outermost, whose inner ones are cancelled with it.
-            if self._terms.on_lost in (None, "cancel") and (lease._depth == 1 or hold.notify is None):
+            cancels = self._terms.cancels or self._terms.on_lost is None
+            if cancels and (lease._depth == 1 or hold.notify is None):
                 me, block = yield from attach(hold)
             else:
                 me, block = (yield from caller()), None

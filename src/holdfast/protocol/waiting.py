@@ -32,6 +32,7 @@ REFRESH: Final = 0.5  # how often a waiter asks again; after a second of silence
 _LONGEST_POLL: Final = 0.1  # of a waiter that cannot be notified
 _FIRST_WARNING: Final = 1.0  # seconds between two warnings, doubled each time
 _RAREST_WARNING: Final = 60.0
+_SOON_OVER: Final = 10.0  # a wait that ends within this says nothing before its end
 
 
 class Pause(NamedTuple):
@@ -49,19 +50,10 @@ def pause_for(token: str, channel: str, attempt: int, left_ms: int = -1) -> floa
 class Waiter:
     """One caller that waits; the server notifies it by the token of its hold."""
 
-    __slots__ = (
-        "_warn_after",
-        "_warned_at",
-        "asks_last",
-        "attempt",
-        "board",
-        "hold",
-        "patient",
-        "tries",
-        "unsubscribed",
-        "until",
-        "what",
-    )
+    attempt = 0
+    unsubscribed = False  # we could not subscribe just now, and poll
+    _warned_at = float("-inf")
+    _warn_after = 0.0
 
     def __init__(
         self, what: str, hold: Hold, board: Switchboard, tries: Tries, until: float, *, asks_last: bool = False
@@ -71,53 +63,64 @@ class Waiter:
         self.board = board
         self.tries = tries
         self.until = until  # when the patience is over
-        self.patient = until > tries.started  # else it waits for an answer, and for nothing more
+        self.patient = tries.patient = until > tries.started  # else it waits for an answer, and for nothing more
         self.asks_last = asks_last  # when the patience is over, ask once more: a notification may have been lost
-        self.attempt = 0
-        self.unsubscribed = False  # we could not subscribe just now, and poll
-        self._warned_at = float("-inf")
-        self._warn_after = 0.0
 
     @property
     def subject(self) -> str:
         return f"{self.what} {self.hold.name!r}"
 
-    def run(self, ask: Callable[[Waiter, str, float, float], Effects[Any]]) -> Effects[Any]:
+    def run(
+        self,
+        ask: Callable[[Waiter, str, float, float], Effects[Any]],
+        found: Any = None,
+        channel: str = "",
+    ) -> Effects[Any]:
         """What ``ask(waiter, channel, now, timeout)`` brings, once it is no Pause; None when the patience is over.
 
-        It is True if a notification has granted the hold. StepFailed, if the last step was not answered.
+        It is True if a notification has granted the hold. StepFailed, if the last step was not answered. ``found`` is
+        what a first ask on that channel has brought before, a Pause or a StepFailed.
         """
         tries = self.tries
         now = tries.started
-        while True:
-            channel = (self.board.enlist(self.hold) or (MUTE if self.unsubscribed else "")) if self.patient else ""
-            try:
-                found = yield from ask(self, channel, now, tries.timeout(now))
-            except StepFailed as failed:
-                now = yield from clock()
-                pause = tries.pause_after(failed, now)
-                if pause is None:
-                    raise
-                if pause:
-                    yield from self._warn(failed, now)
-                    now = yield from self.sleep(now + pause)
-            else:
-                tries.answered()
-                if type(found) is not Pause:
-                    return found
-                now = yield from clock()
-                if now >= self.until:
-                    return None
-                if not channel:
-                    yield from self._subscribe(now)
+        try:
+            while True:
+                if found is None:
+                    channel = (
+                        (self.board.enlist(self.hold) or (MUTE if self.unsubscribed else "")) if self.patient else ""
+                    )
+                    try:
+                        found = yield from ask(self, channel, now, tries.timeout(now))
+                    except StepFailed as failed:
+                        found = failed
+                if isinstance(found, StepFailed):
                     now = yield from clock()
+                    pause = tries.pause_after(found, now)
+                    if pause is None:
+                        raise found
+                    if pause:
+                        yield from self._warn(found, now)
+                        now = yield from self.sleep(now + pause)
                 else:
-                    now = yield from self.sleep(min(self.until, now + found.seconds))
-                    if now >= self.until and self.hold.phase is not HELD and not self.asks_last and channel != MUTE:
+                    tries.answered()
+                    if type(found) is not Pause:
+                        return found
+                    now = yield from clock()
+                    if now >= self.until:
                         return None
-            if self.hold.phase is HELD:
-                return True
-            self.attempt += 1
+                    if not channel:
+                        yield from self._subscribe(now)
+                        now = yield from clock()
+                    else:
+                        now = yield from self.sleep(min(self.until, now + found.seconds))
+                        if now >= self.until and self.hold.phase is not HELD and not self.asks_last and channel != MUTE:
+                            return None
+                if self.hold.phase is HELD:
+                    return True
+                found = None
+                self.attempt += 1
+        finally:
+            found = None  # which may be an error, and keep alive the frames that it went through
 
     def _subscribe(self, now: float) -> Effects[None]:
         """Start the client's subscriber; if that cannot be had just now (no connection is left), poll."""
@@ -147,8 +150,10 @@ class Waiter:
     def _warn(self, failed: StepFailed, now: float) -> Effects[None]:
         """A wait that goes on although the server cannot be used says so: at once, and then ever more rarely."""
         tries = self.tries
-        if now < self._warned_at + self._warn_after or tries.until - now < _FIRST_WARNING:
-            return  # its own end is near, and says the same
+        if now < self._warned_at + self._warn_after or tries.until - now < _SOON_OVER or not self.patient:
+            return
         self._warned_at = now
         self._warn_after = min(max(_FIRST_WARNING, 2 * self._warn_after), _RAREST_WARNING)
-        yield from warn(f"{self.subject} still waits after {rounded(now - tries.started)} s: {failed.error}")
+        failing = now - tries.failing_since
+        since = f", for {rounded(failing)} s so far" if failing >= 1 else ""
+        yield from warn(f"{self.subject} goes on waiting{since}: {failed.error}")
