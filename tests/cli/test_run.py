@@ -434,6 +434,16 @@ def test_a_key_that_is_no_lock_is_refused_and_nothing_is_kept(server, call):
     assert client.exists("a") == 0
 
 
+def test_the_wait_ends_while_the_server_hangs_and_only_events_are_told(own_server, start):
+    own_server.pause()
+    began = time.monotonic()
+    process = start(own_server, "--json", "--wait", "500ms", "job", "--", "echo", "ran")
+    code, out, err = ended(process)
+    assert (code, out) == (69, "")
+    assert [event["event"] for event in events_of(err)][-1] == "unavailable"
+    assert time.monotonic() - began < 8
+
+
 def test_a_signal_is_heeded_while_the_server_hangs(own_server, start):
     own_server.client().set("job", "somebody else's")
     process = start(own_server, "--json", "job", "--", "echo", "ran")

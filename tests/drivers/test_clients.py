@@ -81,6 +81,36 @@ async def test_on_lost_of_a_client_may_cancel_what_acquire_has_obtained(url: str
             await asyncio.create_task(work())
 
 
+@asyncio_test
+async def test_on_lost_of_a_client_is_called_and_the_body_is_cancelled_all_the_same(
+    url: str, admin: redis.Redis
+) -> None:
+    """A callback for all locks, such as one that counts losses, takes the protection away from none of them."""
+    told: list[str] = []
+    async with holdfast.aio.connect(url, on_lost=lambda lease: told.append(lease.name)) as client:
+        with pytest.raises(holdfast.LeaseLost):
+            async with client.lock("x"):
+                admin.delete("x")
+                await asyncio.sleep(30)
+        own: list[str] = []
+        async with client.lock("y", on_lost=lambda lease: own.append(lease.name)) as lease:
+            admin.delete("y")
+            await lease.lost.wait(10)
+            await asyncio.sleep(0.1)
+            with pytest.raises(holdfast.LeaseLost):
+                await lease.release()
+    assert told == ["x"]
+    assert own == ["y"]
+
+
+def test_a_blocking_client_refuses_a_coroutine_function_as_on_lost(client: holdfast.Client, url: str) -> None:
+    async def alarm(_: Any) -> None: ...
+
+    for refused in (lambda: client.lock("x", on_lost=alarm), lambda: holdfast.connect(url, on_lost=alarm)):
+        with pytest.raises(holdfast.InvalidConfig, match="coroutine function"):
+            refused()
+
+
 def test_on_lost_may_close_the_client(url: str, admin: redis.Redis) -> None:
     """It runs in the very thread that closing waits for."""
     closed = threading.Event()

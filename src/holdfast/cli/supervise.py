@@ -23,8 +23,10 @@ from __future__ import annotations
 
 import errno
 import json
+import logging
 import os
 import signal
+import threading
 import warnings
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
@@ -34,7 +36,7 @@ from holdfast.cli import BUSY, LOST, UNAVAILABLE, USAGE, Voice
 from holdfast.cli.child import Child, Ended, Stopped
 from holdfast.cli.signals import ENDING, Inbox, Signalled
 from holdfast.drivers.clock import now
-from holdfast.errors import HoldfastError, LeaseLost, NotAcquired, NotHeld, Unavailable, Unsupported, rounded
+from holdfast.errors import HoldfastError, LeaseLost, NotAcquired, NotHeld, Unsupported, rounded
 from holdfast.guard import stamp
 
 __all__ = ["Margins", "Run", "margins"]
@@ -43,6 +45,10 @@ TICK_S: Final = 1.0
 GROUP_TICK_S: Final = 0.02
 LONGEST_NOTICE_S: Final = 10.0
 LONGEST_GRACE_S: Final = 2.0
+SAY_AFTER_S: Final = 0.1  # a lock that is free is had sooner
+
+# What the log says is told by an event or an exit code; a line of text has no place between lines of JSON.
+logging.getLogger("holdfast").addHandler(logging.NullHandler())
 NOT_EXECUTABLE: Final = 126
 NOT_FOUND: Final = 127
 
@@ -164,18 +170,20 @@ class Run:
 
     def _acquire_until(self, until: float | None) -> Lease | None:
         lock = self._lock
-        try:
-            lease = lock.acquire(blocking=False)
-        except Unavailable:
-            if until is not None and now() >= until:
-                raise
-            return lock.acquire(timeout=-1 if until is None else max(0.0, until - now()))
-        if lease is not None or (until is not None and now() >= until):
-            return lease
         left = None if until is None else until - now()
+        if left is not None and left <= 0:
+            return lock.acquire(blocking=False)
+        telling = threading.Timer(SAY_AFTER_S, self._say_that_it_waits, (left,))
+        telling.daemon = True
+        telling.start()
+        try:
+            return lock.acquire(timeout=-1 if left is None else left)
+        finally:
+            telling.cancel()
+
+    def _say_that_it_waits(self, left: float | None) -> None:
         patience = "" if left is None else f", at most {rounded(left)} s"
-        self._voice.say("waiting", f"waiting for lock {lock.name!r}{patience}", name=lock.name)
-        return lock.acquire(timeout=-1 if left is None else max(0.0, left))
+        self._voice.say("waiting", f"waiting for lock {self._lock.name!r}{patience}", name=self._lock.name)
 
     # Running the command --------------------------------------------------------------------------------------------
 
