@@ -18,7 +18,7 @@ import redis
 import holdfast
 import holdfast.aio
 from tests.servers import Server
-from tests.support import Script, asyncio_test, connections_of, eventually, lock_keys, took
+from tests.support import Script, async_eventually, asyncio_test, connections_of, eventually, lock_keys, took
 
 
 def test_nothing_is_contacted_until_the_first_lock_is(connect: Any) -> None:
@@ -109,6 +109,53 @@ def test_a_blocking_client_refuses_a_coroutine_function_as_on_lost(client: holdf
     for refused in (lambda: client.lock("x", on_lost=alarm), lambda: holdfast.connect(url, on_lost=alarm)):
         with pytest.raises(holdfast.InvalidConfig, match="coroutine function"):
             refused()
+
+
+def test_a_client_closed_beside_busy_threads_leaves_no_key(url: str, admin: redis.Redis) -> None:
+    for _ in range(15):
+        client = holdfast.connect(url)
+        lost: list[str] = []
+
+        def work(name: str, client: holdfast.Client = client, lost: list[str] = lost) -> None:
+            try:
+                while True:
+                    lease = client.lock(name, ttl=60).acquire()
+                    if not lease.held:
+                        lost.append(name)
+                    lease.release()
+            except holdfast.HoldfastError:
+                pass
+
+        threads = [threading.Thread(target=work, args=(name,)) for name in ("x", "x", "y", "z")]
+        for thread in threads:
+            thread.start()
+        time.sleep(0.02)
+        client.close()
+        for thread in threads:
+            thread.join(10)
+            assert not thread.is_alive()
+        assert lost == []
+        eventually(lambda: lock_keys(admin) == [], 2.0, "given back, not left to the ttl of a minute")
+
+
+@asyncio_test
+async def test_a_client_closed_beside_busy_tasks_leaves_no_key(url: str, admin: redis.Redis) -> None:
+    for _ in range(15):
+        client = holdfast.aio.connect(url)
+
+        async def work(name: str, client: holdfast.aio.Client = client) -> None:
+            try:
+                while True:
+                    async with client.lock(name, ttl=60) as lease:
+                        assert lease.held
+            except holdfast.HoldfastError:
+                pass
+
+        tasks = [asyncio.create_task(work(name)) for name in ("x", "x", "y", "z")]
+        await asyncio.sleep(0.02)
+        await client.aclose()
+        await asyncio.gather(*tasks)
+        await async_eventually(lambda: lock_keys(admin) == [], what="given back, not left to the ttl of a minute")
 
 
 def test_on_lost_may_close_the_client(url: str, admin: redis.Redis) -> None:

@@ -273,7 +273,7 @@ class Driver:
             others = {task for task in (self._keeper, *self._told) if task is not None and task is not me}
             if others:
                 await asyncio.wait(others, timeout=max(0.0, until - clock.now()))
-            await self.run(give_back(lost, until))
+            await self.run(give_back(lost, self.book, self.cohorts, until))
         finally:
             if self._keeper is not None and self._keeper is not me:
                 self._keeper.cancel()

@@ -233,7 +233,7 @@ class Driver:
             for thread in (self._teller, self._keeper):
                 if thread is not None and thread is not threading.current_thread():
                     thread.join(max(0.0, until - clock.now()))
-            self.run(give_back(lost, until))
+            self.run(give_back(lost, self.book, self.cohorts, until))
         finally:
             for hold in list(self.book.holds.values()):
                 self.cohorts.leave(hold)

@@ -230,4 +230,5 @@ class Wire(asyncio.Protocol):
         os.close(nowhere)
 
     async def close(self) -> None:
+        self._flush()  # a clean-up that was asked for in this very turn of the loop
         await self._connection.disconnect()

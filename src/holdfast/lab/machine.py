@@ -113,7 +113,8 @@ class Machine:
 
     def _close(self, until: float) -> fx.Effects[None]:
         lost = yield from lose_all(self.book)
-        yield from give_back(lost, until)
+        yield from give_back(lost, self.book, self.cohorts, until)
+        self.board.look_again()
 
     # Bells.
 

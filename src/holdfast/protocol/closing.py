@@ -17,6 +17,7 @@ import logging
 
 from holdfast.lease import Hold
 from holdfast.protocol import mutex
+from holdfast.protocol.cohort import Cohorts
 from holdfast.protocol.effects import Effects, StepFailed, call_each, clock, tell
 from holdfast.protocol.keepalive import BATCH, CLOSED, Book
 from holdfast.protocol.retry import SHORTEST_CALL
@@ -37,13 +38,21 @@ def lose_all(book: Book) -> Effects[list[Hold]]:
     return lost
 
 
-def give_back(holds: list[Hold], until: float) -> Effects[None]:
-    """Give these back on the server, by that time at the latest. A batch is sent again if its connection was dead."""
+def give_back(lost: list[Hold], book: Book, cohorts: Cohorts, until: float) -> Effects[None]:
+    """Give these back on the server, by that time at the latest. A batch is sent again if its connection was dead.
+
+    So is what was granted since, and what other threads or tasks are just asking for or releasing: each of them has
+    seen that the book is closed, or has a token here by which it is abandoned, with a tombstone against a request that
+    is still on its way.
+    """
+    asking = [hold for hold in list(cohorts.seats.values()) if hold.token and hold not in lost]
+    holds = [*dict.fromkeys([*lost, *list(book.holds.values()), *asking])]
     for start in range(0, len(holds), BATCH):
         left = holds[start : start + BATCH]
         for _ in range(2):
             timeout = max(SHORTEST_CALL, until - (yield from clock()))
-            replies = yield from call_each([mutex.abandon_step(hold) for hold in left], timeout)
+            steps = [mutex.abandon_step(hold, tombstone=hold in asking) for hold in left]
+            replies = yield from call_each(steps, timeout)
             failed = [reply for reply in replies if isinstance(reply, StepFailed)]
             left = [hold for hold, reply in zip(left, replies, strict=True) if isinstance(reply, StepFailed)]
             if not left or not failed[0].prompt:

@@ -222,6 +222,7 @@ def _swap(hold: Hold, giver: str) -> Effects[None]:
         try:
             reply, asked_at, _, doubtful = yield from until_answered(lambda: step, hold.terms, hold=hold)
         except StepFailed as failed:
+            hold.unheard = failed.silent
             raise outage(failed, _in_words(hold), hold.terms.timeout) from failed.__cause__
         if type(reply) is NotAdopted:
             hold.doubtful = doubtful

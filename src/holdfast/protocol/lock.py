@@ -14,7 +14,7 @@ from collections.abc import Hashable
 from typing import Any, Final, Generic, Protocol, TypeVar
 from weakref import ref
 
-from holdfast.errors import AcquireTimeout, HoldfastError, LeaseLost, NotHeld, Unavailable, rounded
+from holdfast.errors import AcquireTimeout, HoldfastError, LeaseLost, NotAcquired, NotHeld, Unavailable, rounded
 from holdfast.holder import holder_of
 from holdfast.lease import ENDED, TRYING, BaseLease, Hold, Terms
 from holdfast.names import Keys
@@ -167,20 +167,26 @@ class BaseLock(Generic[L]):
                         break
                     if moment := moment_for_others(hold, now) if not hold.passed else 0.0:
                         now = yield from wait(None, min(now + moment, until))
-                    refuse_closed(
-                        driver
-                    )  # the lease of another thread may have ended by that, and left its place to us
                 if not hold.passed:
                     if not hold.token:  # else it was another's, who has given up waiting
                         hold.token = yield from new_token(self._terms.label)
+                    refuse_closed(driver)  # from here on close() finds our token, and gives back what it brings
                     if not (yield from mutex.acquire(hold, now, until, answer_by, driver.board)):
                         yield from self._withdraw(hold)
                         break
+                    refuse_closed(
+                        driver
+                    )  # before it is in the book, where it would lose its seat, by which close() finds it
                     driver.admit(hold)
+                    refuse_closed(driver)
                 self._lease = lease = self._lease_class(driver, hold)
                 if self._terms.on_lost == "cancel":
                     yield from attach(hold)
                 return lease
+            except NotAcquired:
+                yield from self._withdraw(hold)
+                refuse_closed(driver)  # it was close() that gave this attempt up
+                raise
             except STOPPED:
                 yield from self._withdraw(hold)
                 raise

@@ -110,9 +110,10 @@ def release_step(hold: Hold) -> Step:
     return step
 
 
-def abandon_step(hold: Hold) -> Step:
+def abandon_step(hold: Hold, *, tombstone: bool = False) -> Step:
+    """``tombstone``: a request of it may be on its way, whatever its own thread or task knows."""
     keys = hold.keys
-    stands_ms = max(hold.terms.ttl_ms, TOMBSTONE_MS) if hold.doubtful else 0
+    stands_ms = max(hold.terms.ttl_ms, TOMBSTONE_MS) if hold.doubtful or tombstone else 0
     if hold.kind is not None:
         return hold.kind.abandon_step(hold, stands_ms)
     return Step("abandon", (*keys.shared, keys.tombstone(hold.token)), (hold.token, str(stands_ms)))
