@@ -10,15 +10,20 @@ from tests.rooms.harness import MODES, RoomPlay
 TTL = 30.0
 
 
+def occupy(play: RoomPlay, mode: str) -> None:
+    """Let others take all that this mode would have to wait for, for 0.3 s."""
+    for number in range(2 if mode == "permit" else 1):
+        holder = play.client(f"holder{number}")
+        play.start(holder, play.visit(holder, "permit" if mode == "permit" else "write", hold=0.3, ttl=TTL))
+    play.run(0.01)
+
+
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("blocked_for", [0.0, 1.0, 20.0])
 def test_a_body_may_block_its_process_right_from_the_start(mode: str, blocked_for: float) -> None:
     play = RoomPlay(seed=1)
-    holders = [play.client(f"holder{number}") for number in range(2 if mode == "permit" else 1)]
     waiter = play.client("waiter")
-    for holder in holders:
-        play.start(holder, play.visit(holder, "permit" if mode == "permit" else "write", hold=0.3, ttl=TTL))
-    play.run(0.01)
+    occupy(play, mode)
     seen: list[float] = []
 
     async def body() -> None:
@@ -44,11 +49,8 @@ def test_a_body_may_block_its_process_right_from_the_start(mode: str, blocked_fo
 def test_a_waiter_without_a_subscriber_gets_its_whole_ttl_by_its_own_next_step(mode: str) -> None:
     play = RoomPlay(seed=1)
     play.world.mute = True
-    holders = [play.client(f"holder{number}") for number in range(2 if mode == "permit" else 1)]
     waiter = play.client("waiter")
-    for holder in holders:
-        play.start(holder, play.visit(holder, "permit" if mode == "permit" else "write", hold=0.3, ttl=TTL))
-    play.run(0.01)
+    occupy(play, mode)
     seen: list[float] = []
 
     async def body() -> None:
@@ -66,11 +68,8 @@ def test_a_waiter_without_a_subscriber_gets_its_whole_ttl_by_its_own_next_step(m
 def test_a_waiter_that_cannot_be_notified_and_died_costs_a_reservation(mode: str) -> None:
     play = RoomPlay(seed=1)
     play.world.mute = True
-    holders = [play.client(f"holder{number}") for number in range(2 if mode == "permit" else 1)]
     dead, next_one = play.client("dead"), play.client("next")
-    for holder in holders:
-        play.start(holder, play.visit(holder, "permit" if mode == "permit" else "write", hold=0.3, ttl=TTL))
-    play.run(0.01)
+    occupy(play, mode)
     play.start(dead, play.visit(dead, "write" if mode != "permit" else "permit", ttl=600))
     play.run(0.25)
     dead._driver.crash()  # type: ignore[attr-defined]
