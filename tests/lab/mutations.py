@@ -113,12 +113,12 @@ _OWNERSHIP: Final[dict[str, Mistake]] = {
         *new_step("look", "return redis.call('GET', KEYS[1]) == ARGV[1] and 1 or 0"),
         *in_python(
             mutex,
-            "_free",
-            "        reply, _, resent, _ = yield from until_answered(",
+            "release",
+            "        freed, _, resent, _ = yield from until_answered(",
             """        look = Step("look", hold.keys.shared, (hold.token,))
-        if not (yield from until_answered(lambda: look, hold.terms)).reply:
-            return 0, True
-        reply, _, resent, _ = yield from until_answered(""",
+        if not (yield from until_answered(lambda: look, hold.terms))[0]:
+            raise LeaseLost(hold.name, hold.fence, LOST_BY[0])
+        freed, _, resent, _ = yield from until_answered(""",
         ),
     ),
     "abandon_without_compare": in_step("abandon", "if owner == ARGV[1] then", "if owner then"),
@@ -184,8 +184,8 @@ _WAITING: Final[dict[str, Mistake]] = {
     "no_retry_after_arming_the_bell": in_python(
         Waiter,
         "run",
-        "yield from self._subscribe(now)\n                now = yield from clock()",
-        "yield from self._subscribe(now)\n                now = yield from self.sleep(now + REFRESH)",
+        "yield from self._subscribe(now)\n                    now = yield from clock()",
+        "yield from self._subscribe(now)\n                    now = yield from self.sleep(now + REFRESH)",
     ),
     "waiter_that_trusts_its_bell": in_python(
         mutex, "pause_for", "    pause = REFRESH if", "    return 60.0\n    pause = REFRESH if"
@@ -258,10 +258,12 @@ _UNKNOWN_OUTCOMES: Final[dict[str, Mistake]] = {
         *in_step("acquire", _QUEUE_OR_TOMBSTONE, "redis.call('EXISTS', KEYS[3])"),
         *in_step("acquire", "if found > (front and 1 or 0) then", "if false then"),
     ),
-    "abandon_without_a_tombstone": in_python(mutex, "abandon_step", "if hold.doubtful else 0", "if False else 0"),
+    "abandon_without_a_tombstone": in_python(
+        mutex, "abandon_step", "if hold.doubtful or tombstone else 0", "if False else 0"
+    ),
     "release_in_doubt_without_a_tombstone": in_python(
         mutex,
-        "_free",
+        "release",
         "return abandon_step(hold) if hold.doubtful else release_step(hold)",
         "return release_step(hold)",
     ),

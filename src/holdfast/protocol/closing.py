@@ -19,7 +19,7 @@ from holdfast.lease import Hold
 from holdfast.protocol import mutex
 from holdfast.protocol.cohort import Cohorts
 from holdfast.protocol.effects import Effects, StepFailed, call_each, clock, tell
-from holdfast.protocol.keepalive import BATCH, CLOSED, Book
+from holdfast.protocol.keepalive import BATCH, CLOSED, LONGEST_CALL, Book
 from holdfast.protocol.retry import SHORTEST_CALL
 
 __all__ = ["give_back", "lose_all"]
@@ -46,7 +46,10 @@ def give_back(lost: list[Hold], book: Book, cohorts: Cohorts, until: float) -> E
     is still on its way.
     """
     asking = [hold for hold in list(cohorts.seats.values()) if hold.token and hold not in lost]
-    holds = [*dict.fromkeys([*lost, *list(book.holds.values()), *asking])]
+    held = [*lost, *list(book.holds.values())]
+    holds = [*dict.fromkeys([*held, *asking])]
+    if not held:  # an attempt is no reason to wait for a silent server
+        until = min(until, (yield from clock()) + LONGEST_CALL)
     for start in range(0, len(holds), BATCH):
         left = holds[start : start + BATCH]
         for _ in range(2):

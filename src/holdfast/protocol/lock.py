@@ -133,12 +133,9 @@ class BaseLock(Generic[L]):
     def _acquire(self, patience: float | None) -> Effects[L | None]:
         """As ``_obtain``, with None in place of AcquireTimeout."""
         try:
-            lease = yield from self._obtain(patience)
+            return (yield from self._obtain(patience))
         except AcquireTimeout:
             return None
-        if lease._hold.caller is None:
-            lease._hold.caller = weakly((yield from caller()))
-        return lease
 
     def _obtain(self, patience: float | None) -> Effects[L]:
         """A lease; AcquireTimeout if another holder has it, or others are before us; Unavailable without an answer."""
@@ -179,6 +176,7 @@ class BaseLock(Generic[L]):
                     )  # before it is in the book, where it would lose its seat, by which close() finds it
                     driver.admit(hold)
                     refuse_closed(driver)
+                hold.caller = weakly((yield from caller()))
                 self._lease = lease = self._lease_class(driver, hold)
                 if self._terms.on_lost == "cancel":
                     yield from attach(hold)
@@ -261,7 +259,6 @@ class BaseLock(Generic[L]):
                 me, block = yield from attach(lease._hold)
             else:
                 me, block = (yield from caller()), None
-            lease._hold.caller = weakly(me)
             self._entered.append((me, lease, block))
         except STOPPED:  # interrupted on the threshold: the body will not run, so nobody else would release it
             yield from release_lease(lease)

@@ -81,7 +81,7 @@ class BaseRLock(BaseLock[L]):
     def _note(self, lease: L, me: Hashable) -> None:
         """It is this caller's from now on, which may take it again."""
         super()._note(lease, me)
-        lease._owner, lease._hold.caller = me, weakly(me)
+        lease._owner = me
         self._owned[self._keys.main, me] = lease
 
     def _find(self, me: Hashable) -> L | None:
