@@ -133,16 +133,21 @@ class BaseLock(Generic[L]):
     def _acquire(self, patience: float | None) -> Effects[L | None]:
         """As ``_obtain``, with None in place of AcquireTimeout."""
         try:
-            return (yield from self._obtain(patience))
+            return (yield from self._obtain(patience, weakly((yield from caller()))))
         except AcquireTimeout:
             return None
 
-    def _obtain(self, patience: float | None) -> Effects[L]:
-        """A lease; AcquireTimeout if another holder has it, or others are before us; Unavailable without an answer."""
-        started = now = yield from clock()
-        until = _NEVER if patience is None else started + patience
-        # One that does not wait for the lock still waits for an answer.
-        answer_by = until if patience != 0.0 else started + self._terms.timeout
+    def _obtain(self, patience: float | None, asker: Hashable = None) -> Effects[L]:
+        """A lease; AcquireTimeout if another holder has it, or others are before us; Unavailable without an answer.
+
+        ``asker``: the thread or task, weakly; None if that is noted later (``_enter`` learns it for nothing).
+        """
+        now: float | None = None
+        until = answer_by = _NEVER
+        if patience is not None:
+            now = yield from clock()
+            # One that does not wait for the lock still waits for an answer.
+            until, answer_by = now + patience, now + (patience or self._terms.timeout)
         if self._life != self._driver.life:
             self._begin_life()
         driver: Driver = self._driver
@@ -152,10 +157,9 @@ class BaseLock(Generic[L]):
             hold = self._new_hold()
             try:
                 if not cohorts.sit_down(hold) and (patience != 0.0 or not cohorts.sit_apart(hold)):
-                    called_at = yield from cohorts.stand_in_line(hold, until)
-                    if called_at is None:
+                    now = yield from cohorts.stand_in_line(hold, until)
+                    if now is None:
                         break
-                    now = called_at
                     if hold.passed and not hold.valid(now):
                         yield from self._withdraw(hold)  # it was passed on to us, and we slept beyond its end
                         continue
@@ -168,6 +172,8 @@ class BaseLock(Generic[L]):
                     if not hold.token:  # else it was another's, who has given up waiting
                         hold.token = yield from new_token(self._terms.label)
                     refuse_closed(driver)  # from here on close() finds our token, and gives back what it brings
+                    if now is None:
+                        now = yield from clock()
                     if not (yield from mutex.acquire(hold, now, until, answer_by, driver.board)):
                         yield from self._withdraw(hold)
                         break
@@ -176,17 +182,15 @@ class BaseLock(Generic[L]):
                     )  # before it is in the book, where it would lose its seat, by which close() finds it
                     driver.admit(hold)
                     refuse_closed(driver)
-                hold.caller = weakly((yield from caller()))
+                hold.caller = asker
                 self._lease = lease = self._lease_class(driver, hold)
                 if self._terms.on_lost == "cancel":
                     yield from attach(hold)
                 return lease
-            except NotAcquired:
+            except STOPPED as error:
                 yield from self._withdraw(hold)
-                refuse_closed(driver)  # it was close() that gave this attempt up
-                raise
-            except STOPPED:
-                yield from self._withdraw(hold)
+                if isinstance(error, NotAcquired):
+                    refuse_closed(driver)  # it was close() that gave this attempt up
                 raise
         raise (yield from self._timeout_error(hold, patience or 0.0))
 
@@ -259,6 +263,7 @@ class BaseLock(Generic[L]):
                 me, block = yield from attach(lease._hold)
             else:
                 me, block = (yield from caller()), None
+            lease._hold.caller = weakly(me)
             self._entered.append((me, lease, block))
         except STOPPED:  # interrupted on the threshold: the body will not run, so nobody else would release it
             yield from release_lease(lease)

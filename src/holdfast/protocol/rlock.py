@@ -89,7 +89,7 @@ class BaseRLock(BaseLock[L]):
         lease: L | None = self._owned.get((self._keys.main, me))
         return None if lease is None or lease._hold.phase is ENDED else lease
 
-    def _obtain(self, patience: float | None) -> Effects[L]:
+    def _obtain(self, patience: float | None, asker: Hashable = None) -> Effects[L]:
         me = yield from caller()
         mine = self._find(me)
         if mine is None or not mine._hold.mine:
@@ -107,7 +107,7 @@ class BaseRLock(BaseLock[L]):
 
     def _take(self, me: Hashable, patience: float | None) -> Effects[L]:
         """Take it for the first time."""
-        lease = yield from super()._obtain(patience)
+        lease = yield from super()._obtain(patience, weakly(me))
         try:
             self._note(lease, me)
             return lease

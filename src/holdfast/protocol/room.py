@@ -31,7 +31,7 @@ from holdfast.names import Keys
 from holdfast.protocol.cohort import Gate
 from holdfast.protocol.effects import STOPPED, Effects, Step, caller
 from holdfast.protocol.handover import adopt, read_ticket
-from holdfast.protocol.lock import BaseLock, release_lease
+from holdfast.protocol.lock import BaseLock, release_lease, weakly
 from holdfast.protocol.lookout import SharedHold
 
 __all__ = ["ALL", "ANY", "BaseRoom", "RoomHold", "room_keys"]
@@ -139,11 +139,11 @@ class BaseRoom(BaseLock[L]):
         hold.unheld = self._unheld
         return hold
 
-    def _obtain(self, patience: float | None) -> Effects[L]:
+    def _obtain(self, patience: float | None, asker: Hashable = None) -> Effects[L]:
         me = yield from caller()
         lease = None
         try:
-            lease = yield from super()._obtain(patience)
+            lease = yield from super()._obtain(patience, weakly(me))
             self._note(lease, me)
         except STOPPED:  # a signal handler struck before the lease was noted, and nobody will have it
             if lease is not None:

@@ -70,11 +70,11 @@ class BaseReader(BaseRoom[L]):
     def _wanted(self) -> str:
         return ANY
 
-    def _obtain(self, patience: float | None) -> Effects[L]:
+    def _obtain(self, patience: float | None, asker: Hashable = None) -> Effects[L]:
         me = yield from caller()
         if patience is None and has(ALL, self._insiders, self._keys.main, me):
             raise WouldDeadlock(self.name, _WRITES)
-        return (yield from super()._obtain(patience))
+        return (yield from super()._obtain(patience, asker))
 
     def _note(self, lease: L, me: Hashable) -> None:
         super()._note(lease, me)
@@ -107,11 +107,11 @@ class BaseWriter(BaseRoom[L]):
     def _new_gate(self) -> Gate:
         return self._gate
 
-    def _obtain(self, patience: float | None) -> Effects[L]:
+    def _obtain(self, patience: float | None, asker: Hashable = None) -> Effects[L]:
         me = yield from caller()
         if has(ANY, self._insiders, self._keys.main, me):
             raise WouldDeadlock(self.name)
-        return (yield from super()._obtain(patience))
+        return (yield from super()._obtain(patience, asker))
 
     def _note(self, lease: L, me: Hashable) -> None:
         super()._note(lease, me)

@@ -15,6 +15,7 @@ what it meets there.
 from __future__ import annotations
 
 import logging
+from collections.abc import Hashable
 from typing import Any, Final, TypeVar
 
 from holdfast.errors import AcquireTimeout, HoldfastError, LeaseLost, NotHeld, OutcomeUnknown, Unsupported, rounded
@@ -67,12 +68,12 @@ class BaseRecipe(BaseLock[L]):
         """Until when a key with that value and expiry keeps others out, in microseconds since 1970; None: for ever."""
         return self._scheme.deadline_us(value, expires_us)
 
-    def _obtain(self, patience: float | None) -> Effects[L]:
+    def _obtain(self, patience: float | None, asker: Hashable = None) -> Effects[L]:
         until = None if patience is None else (yield from clock()) + patience
         if self._life != self._driver.life:
             self._begin_life()
         turn = Turn(self._keys, self._terms, self._gate, self._driver, self._scheme)
-        turn.caller = weakly((yield from caller()))
+        turn.caller = weakly((yield from caller())) if asker is None else asker
         try:
             if not (yield from self._strive(turn, until)):
                 if self._trouble is not None:
