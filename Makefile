@@ -16,7 +16,7 @@ help:
 demo: $(READY)  ## four processes draw a lottery, without a lock and with one
 	@$(BIN)/python -m examples.lottery
 
-test: $(READY)  ## the whole test suite (under 8 minutes on 2 cores)
+test: $(READY)  ## the whole test suite (about 9 minutes on 2 cores)
 	@$(BIN)/python -m pytest -q -n 3 --dist loadfile
 
 lint: $(READY)  ## ruff and mypy --strict
