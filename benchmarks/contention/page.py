@@ -113,7 +113,7 @@ def tell_contest(contest: Contest) -> Iterator[str]:
     turns = [(one.contender.name, one.counted.turns) for one in contest.standings.values() if one.counted]
     seen = [f"{name} {turn.out_of_turn:,} of {turn.grants:,}" for name, turn in turns if turn and turn.grants]
     if seen:
-        yield f"Grants out of turn, that is before somebody who had asked earlier: {'; '.join(seen)}."
+        yield f"Grants out of turn, that is before a caller that had asked earlier: {'; '.join(seen)}."
         yield ""
 
 

@@ -1,4 +1,4 @@
-"""Who holds a lock, as far as its token tells: what people may be shown of it.
+"""The holder of a lock, as far as its token tells: what people may be shown of it.
 
 A token is ``host-pid-label.secret``. The secret is a capability, so nothing here shows it. Tokens of other libraries
 have no readable part: their holder is a Holder about whom nothing is known."""

@@ -1,7 +1,7 @@
 """A lock on several names: all of them or none.
 
 Invariant. The keys of all names hold the token of one hold, or none does for longer than one reservation (0.75 s).
-Whoever waits holds nothing: it stands in the queue of the first name that refused it, and what is granted to it there,
+A waiter holds nothing: it stands in the queue of the first name that refused it, and what is granted to it there,
 but is not enough, is given back in the very step that finds this out. So nobody holds one name while it waits for
 another, and no order in which names are asked for can end in a deadlock.
 
