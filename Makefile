@@ -8,7 +8,7 @@ NODE := $(VENV)/node
 BENCHES := uncontended keeper memory latch_election market primitives guard stampede
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format lab bench bench-contention bench-mixed clean
+.PHONY: help demo test lint format lab bench bench-before bench-contention bench-mixed clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile
@@ -42,6 +42,9 @@ bench-mixed: $(BENCH_READY)  ## what polling clients of other libraries get besi
 		npm install --silent --no-audit --no-fund --prefix $(NODE) redlock redis-semaphore ioredis || true; \
 	fi
 	@$(BIN)/python -m benchmarks.mixed --node-modules $(NODE)/node_modules
+
+bench-before: $(BENCH_READY)  ## this tree beside an earlier revision, in turn: make bench-before REV=... (about 6 minutes)
+	@$(BIN)/python -m benchmarks.before $(or $(REV),$(error say which revision: make bench-before REV=v0.1.0))
 
 clean:  ## remove the virtual environment and caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
