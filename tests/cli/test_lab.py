@@ -17,7 +17,7 @@ import pytest
 from holdfast.cli import main
 from holdfast.lab.survey import FAULTS, INVARIANTS, MEANING, PRIMITIVES, ROWS
 from holdfast.lab.trace import Trace
-from tests.cli.test_run import CLI, PATIENCE_S, environment
+from tests.cli.shell import CLI, PATIENCE_S, environment
 from tests.servers import Server, free_port
 
 Run = Callable[..., tuple[int, str, str]]

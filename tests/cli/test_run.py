@@ -14,7 +14,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -23,112 +22,14 @@ import holdfast
 from holdfast import guard
 from holdfast.cli import main, parse_duration
 from holdfast.cli.supervise import margins
+from tests.cli.shell import CLI, PATIENCE_S, ended, environment, events_of, eventually, first_line, is_gone
 from tests.servers import Server, free_port
 from tests.support import Script
 
-PATIENCE_S = 20.0
-CLI = [sys.executable, "-m", "holdfast.cli"]
 # Makes its stdin the controlling terminal of its session, as a login would, then becomes its arguments.
 TAKE_TERMINAL = (
     "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execvp(sys.argv[1], sys.argv[1:])"
 )
-
-
-@pytest.fixture(scope="module")
-def shared() -> Iterator[Server]:
-    with Server() as server:
-        yield server
-
-
-@pytest.fixture
-def server(shared: Server) -> Server:
-    shared.client().flushall()
-    return shared
-
-
-@pytest.fixture
-def own_server() -> Iterator[Server]:
-    """A server that may be broken."""
-    with Server() as server:
-        yield server
-
-
-@pytest.fixture
-def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Start ``holdfast run`` with these arguments. Whatever a test leaves behind is ended."""
-    with contextlib.ExitStack() as stack:
-
-        def start(url: str | Server | None, *args: str, **options: Any) -> subprocess.Popen[str]:
-            where = () if url is None else ("--url", url.url if isinstance(url, Server) else url)
-            process = stack.enter_context(
-                subprocess.Popen(
-                    [*CLI, "run", *where, *args],
-                    **{
-                        "stdin": subprocess.DEVNULL,
-                        "stdout": subprocess.PIPE,
-                        "stderr": subprocess.PIPE,
-                        "text": True,
-                        "env": environment(),
-                        **options,
-                    },
-                )
-            )
-            stack.callback(process.kill)
-            return process
-
-        yield start
-
-
-@pytest.fixture
-def call(start: Callable[..., subprocess.Popen[str]]) -> Callable[..., tuple[int, str, str]]:
-    """Run it to its end: exit code, stdout, stderr."""
-
-    def call(url: str | Server | None, *args: str, stdin: str | None = None, **options: Any) -> tuple[int, str, str]:
-        if stdin is not None:
-            options["stdin"] = subprocess.PIPE
-        process = start(url, *args, **options)
-        out, err = process.communicate(stdin, timeout=PATIENCE_S)
-        return process.returncode, out, err
-
-    return call
-
-
-def environment(**more: str) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
-    source = str(Path(holdfast.__file__).parents[1])
-    return {**kept, "PYTHONPATH": source, "PYTHONWARNINGS": "error", **more}
-
-
-def eventually(condition: Callable[[], Any], what: str = "it", within: float = PATIENCE_S) -> Any:
-    deadline = time.monotonic() + within
-    while True:
-        if value := condition():
-            return value
-        assert time.monotonic() < deadline, f"{what} did not happen within {within} s"
-        time.sleep(0.02)
-
-
-def is_gone(pid: int) -> bool:
-    try:
-        return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return True
-
-
-def events_of(stderr: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in stderr.splitlines()]
-
-
-def first_line(process: subprocess.Popen[str]) -> str:
-    line: str = process.stdout.readline()
-    if not line:
-        pytest.fail(f"it said nothing and ended with {process.wait(PATIENCE_S)}: {process.stderr.read()}")
-    return line
-
-
-def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
-    out, err = process.communicate(timeout=PATIENCE_S)
-    return process.returncode, out, err
 
 
 # The command and its surroundings ----------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from typing import Any, Final
 import click
 
 from holdfast import __version__
+from holdfast.cli.streams import open_missing_streams, unblocked_stderr
 from holdfast.errors import InvalidConfig
 from holdfast.options import seconds
 
@@ -57,14 +58,13 @@ class Commands(click.Group):
     ) -> Any:
         if not standalone_mode:
             return super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
+        open_missing_streams()
         try:
             code = super().main(args, prog_name or "holdfast", complete_var, standalone_mode=False, **extra)
-        except click.UsageError as error:
-            error.show()
-            code = USAGE
         except click.ClickException as error:
-            error.show()
-            code = error.exit_code
+            with unblocked_stderr():
+                error.show()
+            code = USAGE if isinstance(error, click.UsageError) else error.exit_code
         except (click.Abort, KeyboardInterrupt):
             code = INTERRUPTED
         sys.exit(code if isinstance(code, int) else 0)
@@ -91,7 +91,7 @@ class Voice:
             sys.stderr.write(line + "\n")
             sys.stderr.flush()
         except OSError:
-            pass  # nobody listens; that is no reason to leave the command alone
+            pass  # nothing reads it (in ``holdfast run``, streams.py sees to that)
 
 
 def parse_duration(text: str) -> float:

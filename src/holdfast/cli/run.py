@@ -9,6 +9,7 @@ import click
 
 from holdfast.blocking import connect
 from holdfast.cli import Voice, duration
+from holdfast.cli.streams import unblocked_stderr
 from holdfast.cli.supervise import Run
 from holdfast.errors import InvalidConfig, InvalidName
 from holdfast.options import LONGEST_LABEL
@@ -152,24 +153,25 @@ def run(
         raise click.UsageError("--at-least is longer than --max-hold; make it shorter", ctx)
     voice = Voice(as_json=as_json, quiet=quiet)
     url = url or os.environ.get("HOLDFAST_URL")
-    if not url:
-        url = "local://"
-        voice.say(
-            "local",
-            "no server was named, so locks reach no further than this machine (local://); "
-            "name one with --url or HOLDFAST_URL",
-        )
-    try:
-        return Run(
-            connect(url),
-            sorted(names),
-            argv,
-            voice,
-            wait=wait,
-            ttl=ttl,
-            at_least=at_least,
-            max_hold=max_hold,
-            label=os.path.basename(argv[0])[:LONGEST_LABEL] if label is None else label,
-        ).run()
-    except (InvalidName, InvalidConfig) as error:
-        raise click.UsageError(str(error), ctx) from error
+    with unblocked_stderr() as start_writing:
+        if not url:
+            url = "local://"
+            voice.say(
+                "local",
+                "no server was named, so locks reach no further than this machine (local://); "
+                "name one with --url or HOLDFAST_URL",
+            )
+        try:
+            return Run(
+                connect(url),
+                sorted(names),
+                argv,
+                voice,
+                wait=wait,
+                ttl=ttl,
+                at_least=at_least,
+                max_hold=max_hold,
+                label=os.path.basename(argv[0])[:LONGEST_LABEL] if label is None else label,
+            ).run(when_forked=start_writing)
+        except (InvalidName, InvalidConfig) as error:
+            raise click.UsageError(str(error), ctx) from error

@@ -28,7 +28,7 @@ import os
 import signal
 import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 from holdfast.blocking import Client, Lease
@@ -109,10 +109,14 @@ class Run:
     def _wake(self, _: Lease) -> None:
         self._inbox.ring()
 
-    def run(self) -> int:
-        """Do it all; the exit code. To be called in the main thread, which must be the only one."""
+    def run(self, when_forked: Callable[[], object] = lambda: None) -> int:
+        """Do it all; the exit code. To be called in the main thread, which must be the only one.
+
+        ``when_forked`` is called when threads may be started.
+        """
         child = Child(self._argv)
         try:
+            when_forked()
             code = self._acquire()
             return self._run(child) if code is None else code
         finally:
