@@ -33,8 +33,9 @@ from holdfast.decorated import (
     refuse_result,
 )
 from holdfast.drivers.aio import Driver
+from holdfast.drivers.traces import cut_short
 from holdfast.engines.target import aim
-from holdfast.errors import AcquireTimeout
+from holdfast.errors import AcquireTimeout, HoldfastError
 from holdfast.face import FENCED, BaseClient, N_co, fenced_options
 from holdfast.lease import BaseLease
 from holdfast.options import LockOptions, Options, client_terms, patience, seconds, whole
@@ -802,9 +803,12 @@ def connect(
     shared = client_terms(
         timeout=timeout, fence_retention=fence_retention, cohort=cohort, on_lost=on_lost, words=Client._words
     )
-    return Client(
-        Driver(aim(target, aio=True), shared.timeout, namespace=namespace), namespace=namespace, shared=shared
-    )
+    try:
+        aimed = aim(target, aio=True)
+    except HoldfastError as error:
+        cut_short(error)  # error reporters show the locals of frames, and the URL may hold a password
+        raise
+    return Client(Driver(aimed, shared.timeout, namespace=namespace), namespace=namespace, shared=shared)
 
 
 _default: Client | None = None

@@ -19,8 +19,9 @@ from holdfast.decorated import (
     refuse_result,
 )
 from holdfast.drivers.blocking import Driver
+from holdfast.drivers.traces import cut_short
 from holdfast.engines.target import aim
-from holdfast.errors import AcquireTimeout
+from holdfast.errors import AcquireTimeout, HoldfastError
 from holdfast.face import FENCED, BaseClient, N_co, fenced_options
 from holdfast.lease import BaseLease
 from holdfast.options import LockOptions, Options, client_terms, patience, seconds, whole
@@ -742,7 +743,12 @@ def connect(
     shared = client_terms(
         timeout=timeout, fence_retention=fence_retention, cohort=cohort, on_lost=on_lost, words=Client._words
     )
-    return Client(Driver(aim(target, aio=False), namespace=namespace), namespace=namespace, shared=shared)
+    try:
+        aimed = aim(target, aio=False)
+    except HoldfastError as error:
+        cut_short(error)  # error reporters show the locals of frames, and the URL may hold a password
+        raise
+    return Client(Driver(aimed, namespace=namespace), namespace=namespace, shared=shared)
 
 
 _default: Client | None = None

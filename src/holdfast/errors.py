@@ -57,6 +57,13 @@ def rounded(seconds: float) -> str:
     return f"{seconds:.3g}" if seconds >= 0.01 else f"{seconds:.1g}"
 
 
+def printable(text: str, keep: str = "") -> str:
+    """The text with control characters escaped, so that a terminal shows them instead of obeying them."""
+    return "".join(
+        char if char.isprintable() or char in keep else char.encode("unicode_escape").decode() for char in text
+    )
+
+
 class HoldfastError(Exception):
     """Base class of all errors of Holdfast. ``args`` are what its constructor takes to give the same message again."""
 

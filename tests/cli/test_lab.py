@@ -290,6 +290,20 @@ def test_replay_of_another_claim_is_not_confirmed(run: Run, saved: Path, server:
     assert out.splitlines()[-1].startswith("not confirmed: ")
 
 
+def test_replay_prints_no_control_character_of_a_trace(run: Run, saved: Path, server: Server, tmp_path: Path) -> None:
+    data = json.loads(saved.read_text())
+    for moment in data["moments"]:
+        moment["does"] = "\x1b]0;owned\x07\nconfirmed: all is well"
+        moment["command"] = moment["command"] and "\x1b[31mFLUSHALL"
+    crafted = tmp_path / "crafted.json"
+    crafted.write_text(json.dumps(data))
+    code, out, err = run("replay", str(crafted), "--url", server.url)
+    assert code == 1
+    assert "\\x1b]0;owned\\x07\\nconfirmed" in out
+    assert "and not \\x1b[31mFLUSHALL" in out
+    assert all(char.isprintable() or char == "\n" for char in out + err)
+
+
 def test_replay_performs_the_trace_and_confirms_it(saved: Path, server: Server) -> None:
     """From stdin, on the server that the environment names."""
     done = subprocess.run(

@@ -51,6 +51,16 @@ def test_name_and_fence_are_in_the_commands_environment(server, call):
     assert int(first[1]) < int(second[1])
 
 
+@pytest.mark.parametrize("by_option", [True, False])
+def test_the_url_reaches_the_command_only_if_asked_for(server, call, by_option):
+    """It may hold a password, and most commands have no use for it."""
+    script = "echo ${HOLDFAST_URL-none}"
+    env = environment(HOLDFAST_URL="redis://user:secret@127.0.0.1:1" if by_option else server.url)
+    url = server if by_option else None
+    assert call(url, "job", "--", "sh", "-c", script, env=env)[:2] == (0, "none\n")
+    assert call(url, "--pass-url", "job", "--", "sh", "-c", script, env=env)[:2] == (0, f"{server.url}\n")
+
+
 def test_several_names_are_one_lock_with_a_fence_for_each(server, call):
     script = 'printf "%s\n" "$HOLDFAST_NAME" "$HOLDFAST_FENCE" "$HOLDFAST_FENCES"'
     code, out, err = call(server, "--json", "c", "a", "b", "--", "sh", "-c", script)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import traceback
 from typing import Any
 from urllib.parse import quote
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 import holdfast
 import holdfast.aio
+from holdfast.cli import main
 from tests.servers import Server, free_port
 
 # Long and odd enough that finding it is no accident, and mixed with what breaks URLs.
@@ -66,6 +68,21 @@ def all_that_is_shown(error: BaseException) -> str:
     return "\n".join([*seen, *traceback.format_exception(error)])
 
 
+def locals_of(error: BaseException) -> str:
+    """Every local variable that a debugger or an error reporter finds in frames that are not this file's."""
+    found: list[str] = []
+    links: list[BaseException | None] = [error]
+    while links:
+        link = links.pop()
+        if link is None:
+            continue
+        links += [link.__cause__, link.__context__]  # also one that is not printed: a reporter can still reach it
+        for frame, _ in traceback.walk_tb(link.__traceback__):
+            if frame.f_code.co_filename != __file__:
+                found += [f"{frame.f_code.co_name} {name}={value!r}" for name, value in frame.f_locals.items()]
+    return "\n".join(found)
+
+
 def try_to_lock(url: str) -> BaseException | None:
     client: Any = None
     try:
@@ -99,6 +116,47 @@ def test_no_malformed_url_gives_its_password_away(shape: str, password: str, quo
     error = try_to_lock(url)
     assert error is not None, "there is no server at any of these"
     assert CORE not in all_that_is_shown(error)
+    assert CORE not in locals_of(error)
+
+
+MALFORMED = [
+    f"redis://user:{CORE}@localhost:port/0",
+    f"redis://user:{CORE}@localhost/db",
+    f"redis://user:{CORE}@[::1/0",
+    f"redis://user:{CORE}@/0",
+    f"redis://user:{CORE}@localhost/0?socket_timeout=soon",
+    f"redis://user:{CORE}@localhost/0?nonsense=1",
+    f"redis://localhost/0?password=@{CORE}",
+    f"http://user:{CORE}@localhost",
+    f"user:{CORE}@localhost:6379",
+    f"local://user:{CORE}@localhost",
+]
+
+
+@pytest.mark.parametrize("url", MALFORMED)
+@pytest.mark.parametrize("face", [holdfast.connect, holdfast.aio.connect], ids=["blocking", "asyncio"])
+def test_no_frame_of_ours_keeps_a_malformed_url(face: Any, url: str) -> None:
+    with pytest.raises(holdfast.InvalidConfig) as caught:
+        face(url)
+    assert CORE not in all_that_is_shown(caught.value).replace(url, "")  # which this test itself says
+    assert CORE not in locals_of(caught.value)
+
+
+@pytest.mark.parametrize("face", [holdfast.connect, holdfast.aio.connect], ids=["blocking", "asyncio"])
+def test_no_frame_of_ours_keeps_a_malformed_url_of_the_environment(monkeypatch: pytest.MonkeyPatch, face: Any) -> None:
+    monkeypatch.setenv("HOLDFAST_URL", MALFORMED[0])
+    with pytest.raises(holdfast.InvalidConfig) as caught:
+        face()
+    assert CORE not in locals_of(caught.value)
+
+
+@pytest.mark.parametrize("url", MALFORMED)
+def test_no_frame_of_the_command_line_keeps_a_malformed_url(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    monkeypatch.setattr(sys, "argv", ["holdfast", "run", "--url", url, "job", "--", "true"])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 64
+    assert CORE not in locals_of(end.value)
 
 
 def test_wrong_password_is_not_shown(connect: Any) -> None:

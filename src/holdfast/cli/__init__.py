@@ -18,7 +18,7 @@ import click
 
 from holdfast import __version__
 from holdfast.cli.streams import open_missing_streams, unblocked_stderr
-from holdfast.errors import InvalidConfig
+from holdfast.errors import InvalidConfig, printable
 from holdfast.options import seconds
 
 __all__ = ["BUSY", "LOST", "UNAVAILABLE", "USAGE", "Commands", "Voice", "duration", "main", "parse_duration"]
@@ -62,6 +62,7 @@ class Commands(click.Group):
         try:
             code = super().main(args, prog_name or "holdfast", complete_var, standalone_mode=False, **extra)
         except click.ClickException as error:
+            error.message = printable(error.message, keep="\n")
             with unblocked_stderr():
                 error.show()
             code = USAGE if isinstance(error, click.UsageError) else error.exit_code
@@ -82,9 +83,9 @@ class Voice:
             return
         if self._as_json:
             more = {"message": message} if error else {}
-            line = json.dumps({"event": event, **facts, **more})
+            line = json.dumps({"event": event, **facts, **more}).replace("\x7f", "\\u007f")
         elif message:
-            line = "holdfast: " + message.replace("\n", " ")
+            line = "holdfast: " + printable(message.replace("\n", " "))
         else:
             return
         try:

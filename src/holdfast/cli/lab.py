@@ -34,7 +34,7 @@ from holdfast.cli.searching import (
     survey,
     within,
 )
-from holdfast.errors import HoldfastError, InvalidConfig
+from holdfast.errors import HoldfastError, InvalidConfig, printable
 from holdfast.lab.faults import FAULTS
 
 if TYPE_CHECKING:
@@ -240,13 +240,13 @@ def replay(*, trace: Any, url: str | None) -> int:
     try:
         with connect(url) as client:
             client.lock("foo").locked()  # if no server can be used, that is said in the words of every other command
-        outcome = perform(schedule, url, say=lambda line: out.print(line, markup=False, soft_wrap=True))
+        outcome = perform(schedule, url, say=lambda line: out.print(printable(line), markup=False, soft_wrap=True))
     except InvalidConfig as error:
         raise click.UsageError(str(error)) from error
     except HoldfastError as error:
         raise Failure(str(error)) from error
     said = ("confirmed", "bold green") if outcome.confirmed else ("not confirmed", "bold red")
-    out.print(Text.assemble(said, f": {outcome.why}"), soft_wrap=True)
+    out.print(Text.assemble(said, f": {printable(outcome.why)}"), soft_wrap=True)
     return 0 if outcome.confirmed else NOT_CONFIRMED
 
 

@@ -23,7 +23,7 @@ class RunCommand(click.Command):
     """A command with a command in it, which begins after ``--``."""
 
     sections: Final = {
-        "Taking the lock": ("wait", "url", "label"),
+        "Taking the lock": ("wait", "url", "pass_url", "label"),
         "Keeping it": ("ttl", "at_least", "max_hold"),
         "Output": (),  # all the others
     }
@@ -80,6 +80,7 @@ class RunCommand(click.Command):
                     ("HOLDFAST_FENCE", "a number that is greater for every later holder: the largest, of several"),
                     ("HOLDFAST_FENCES", "with several names, the fence of each, as JSON"),
                     ("HOLDFAST_HOLDER", "who writes with that fence, for holdfast.guard.Stamp(name, fence, holder)"),
+                    ("HOLDFAST_URL", "with --pass-url only: a COMMAND that itself uses Holdfast needs it"),
                 ]
             )
         with formatter.section(click.style("Examples", bold=True)):
@@ -101,6 +102,7 @@ class RunCommand(click.Command):
     help="How long to wait for it; 0 tries once.  [default: for ever]",
 )
 @click.option("--url", metavar="URL", help="The server.  [default: HOLDFAST_URL, else local://, which is this machine]")
+@click.option("--pass-url", is_flag=True, help="Let COMMAND see that URL, password and all, in HOLDFAST_URL.")
 @click.option(
     "--label", metavar="TEXT", help="A word for people who look at who holds what.  [default: COMMAND's name]"
 )
@@ -133,6 +135,7 @@ def run(
     names: tuple[str, ...],
     wait: float | None,
     url: str | None,
+    pass_url: bool,
     label: str | None,
     ttl: float,
     at_least: float,
@@ -171,6 +174,7 @@ def run(
                 ttl=ttl,
                 at_least=at_least,
                 max_hold=max_hold,
+                environment={"HOLDFAST_URL": url if pass_url else None},
                 label=os.path.basename(argv[0])[:LONGEST_LABEL] if label is None else label,
             ).run(when_forked=start_writing)
         except (InvalidName, InvalidConfig) as error:

@@ -28,7 +28,7 @@ import os
 import signal
 import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from holdfast.blocking import Client, Lease
@@ -87,6 +87,7 @@ class Run:
         at_least: float,
         max_hold: float | None,
         label: str,
+        environment: Mapping[str, str | None],
     ) -> None:
         self._client = client
         self._argv = argv
@@ -100,7 +101,7 @@ class Run:
         self._lock = client.lock(*names, ttl=ttl, label=label, on_lost=self._wake)
         self._inbox = Inbox()
         self._lease: Lease  # from when it is held
-        self._changes: dict[str, str | None]  # to the command's environment
+        self._changes: dict[str, str | None] = dict(environment)  # to the command's environment; None removes
         self._held_since = 0.0
         self._started = False
         self._doom: Doom | None = None
@@ -166,7 +167,7 @@ class Run:
             )
             return BUSY
         self._lease = lease
-        self._changes = _environment(lease)
+        self._changes.update(_environment(lease))
         fences: dict[str, Any] = {"fences": lease.fences} if len(lease.fences) > 1 else {}
         self._voice.say("acquired", name=lease.name, fence=lease.fence, **fences, waited=waited)
         self._held_since = now()

@@ -21,5 +21,6 @@ def cut_short(error: HoldfastError) -> None:
     while trace is not None and trace.tb_frame.f_globals.get("__name__", "").startswith("holdfast."):
         trace = trace.tb_next
     error.__traceback__ = trace
-    if isinstance(error.__context__, StepFailed):  # it knows this very error
+    # A StepFailed knows this very error. What ``from None`` hides may have a URL with its password in its frames.
+    if isinstance(error.__context__, StepFailed) or error.__suppress_context__:
         error.__context__ = None

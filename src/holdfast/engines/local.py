@@ -38,7 +38,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 from holdfast.engines import local_warden as files
-from holdfast.errors import InvalidConfig, Unavailable
+from holdfast.errors import InvalidConfig, Unavailable, printable
 
 __all__ = ["default_directory", "ensure"]
 
@@ -279,7 +279,7 @@ def _tail(log: str) -> str:
     with open(log, "rb") as lines:
         lines.seek(max(0, os.path.getsize(log) - _TAIL_BYTES))
         said = lines.read().decode(errors="replace").strip()
-    return said or "it said nothing"
+    return printable(said, keep="\n") or "it said nothing"
 
 
 def _find_server() -> str:
