@@ -122,7 +122,7 @@ def run_with(streams: str, full_pipe: int, *args: str) -> int:
     else:
         command, stderr = ["sh", "-c", f'exec "$@" {streams}', "sh", *CLI, *args], subprocess.DEVNULL
     return subprocess.run(
-        command, stdout=subprocess.DEVNULL, stderr=stderr, env=environment(), timeout=PATIENCE_S, check=False
+        command, stdout=subprocess.DEVNULL, stderr=stderr, env=environment(), timeout=3 * PATIENCE_S, check=False
     ).returncode
 
 

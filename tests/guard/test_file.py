@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import signal
+import socket
 import stat
 import threading
 from collections.abc import Callable
@@ -108,6 +110,39 @@ def test_a_record_that_cannot_be_read_is_not_taken_for_none(path: Path) -> None:
         with pytest.raises(holdfast.InvalidConfig, match="no fence and holder"):
             replace_file(path, "one", OLD)
     assert path.read_text() == "new"
+
+
+PLANTED: dict[str, Callable[[Path], object]] = {
+    "a link": lambda place: place.symlink_to(place.parent / "elsewhere"),
+    "a link to a file": lambda place: place.symlink_to(__file__),
+    "a FIFO": os.mkfifo,
+    "a device": lambda place: place.symlink_to("/dev/null"),
+    "a directory": Path.mkdir,
+    "a socket": lambda place: _bind(place),
+}
+
+
+def _bind(place: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listener, contextlib.chdir(place.parent):  # for the path may be too long
+        listener.bind(place.name)
+
+
+@pytest.mark.parametrize("kind", PLANTED)
+@pytest.mark.parametrize("suffix", ["lock", "fence"])
+def test_only_a_regular_file_is_used_as_lock_or_fence(path: Path, kind: str, suffix: str) -> None:
+    """A FIFO would make the writer wait for ever, a link would lock, or create, a file elsewhere."""
+    planted = path.with_name(f"report.txt.{suffix}")
+    PLANTED[kind](planted)
+    with pytest.raises(holdfast.InvalidConfig, match=rf"report\.txt\.{suffix}.*it must be a regular file"):
+        replace_file(path, "data", NEW)
+    assert not path.exists()
+    assert not (path.parent / "elsewhere").exists()
+
+
+def test_a_fifo_among_the_temporary_files_does_not_block(path: Path) -> None:
+    os.mkfifo(path.with_name(f"report.txt.{'0' * 16}.tmp"))
+    replace_file(path, "data", NEW)
+    assert path.read_text() == "data"
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ import errno
 import fcntl
 import os
 import re
+import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -37,6 +38,8 @@ from holdfast.options import seconds
 __all__ = ["enter_file", "replace_file"]
 
 _POLL: Final = 0.005
+# A directory that others may write to can hold a link to a file elsewhere, or a FIFO, on which open() would wait.
+_READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def replace_file(
@@ -105,10 +108,13 @@ def _raise_fence(target: Path, claim: Stamp, shown: str) -> None:
 
 def _read(fence_file: Path) -> tuple[int, str] | None:
     try:
-        fence, holder = fence_file.read_text().split()
-        return int(fence), holder
+        descriptor = _open_regular(fence_file)
     except FileNotFoundError:
         return None  # nobody has written under a fence yet
+    try:
+        with open(descriptor, encoding="utf-8") as record:
+            fence, holder = record.read().split()
+        return int(fence), holder
     except ValueError:
         # It is never seen half-written, so somebody else wrote it, and what the last fence was nobody knows.
         raise InvalidConfig(
@@ -155,7 +161,7 @@ def _tidy_up(target: Path) -> None:
     ours = re.compile(re.escape(target.name) + r"(\.fence)?\.[0-9a-f]{16}\.tmp")
     for name in filter(ours.fullmatch, os.listdir(target.parent)):
         with suppress(OSError):
-            descriptor = os.open(target.with_name(name), os.O_RDONLY | os.O_CLOEXEC)
+            descriptor = os.open(target.with_name(name), _READ)
             try:
                 if _flock(descriptor):
                     os.unlink(target.with_name(name))
@@ -177,7 +183,7 @@ def _alone(target: Path, wait: float) -> Iterator[None]:
     """No other process, and no other thread, is here for the same target."""
     until = time.monotonic() + wait
     lock_file = target.with_name(f"{target.name}.lock")  # never renamed nor removed, or two could lock two files
-    descriptor = os.open(lock_file, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    descriptor = _open_regular(lock_file, os.O_CREAT)
     try:
         while not _flock(descriptor):
             if time.monotonic() >= until:
@@ -189,6 +195,23 @@ def _alone(target: Path, wait: float) -> Iterator[None]:
     finally:
         fcntl.flock(descriptor, fcntl.LOCK_UN)  # closing is not enough if a child was forked meanwhile
         os.close(descriptor)
+
+
+def _open_regular(path: Path, flags: int = 0) -> int:
+    """Open a file of ours to read. InvalidConfig for a link, FIFO, device or directory that was put in its place."""
+    descriptor = -1
+    try:
+        descriptor = os.open(path, _READ | flags, 0o666)
+        regular = stat.S_ISREG(os.fstat(descriptor).st_mode)
+    except OSError:  # by a link, a socket or a directory
+        if not os.path.lexists(path) or stat.S_ISREG(os.lstat(path).st_mode):
+            raise
+        regular = False
+    if not regular:
+        if descriptor >= 0:
+            os.close(descriptor)
+        raise InvalidConfig(f"{str(path)!r:.200}", "it must be a regular file; see what put it there, and remove it")
+    return descriptor
 
 
 def _flock(descriptor: int) -> bool:
