@@ -11,6 +11,7 @@ import random
 import shutil
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import tempfile
@@ -22,7 +23,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from holdfast.engines import local, local_warden
+from holdfast.engines import local, local_directory, local_warden
 from holdfast.errors import InvalidConfig, Unavailable
 
 LINGER_S = 0.3
@@ -163,6 +164,82 @@ def test_symbolic_link_file_and_missing_parent_are_refused(base: Path) -> None:
         local.ensure(str(base / "none" / "s"))
     with pytest.raises(InvalidConfig, match="cannot be used"):
         local.ensure(str(base / "file" / "s"))
+
+
+@pytest.mark.parametrize("below", ["s", "inner/s"])
+def test_directory_below_one_that_others_may_write_to_is_refused(base: Path, below: str) -> None:
+    """Another user could rename it, put another one in its place, and so answer for the server."""
+    shared = base / "shared"
+    (shared / "inner").mkdir(parents=True)
+    shared.chmod(0o777)
+    with pytest.raises(InvalidConfig, match=r"others may write to .*shared \(mode 777, without the sticky bit\)"):
+        local.ensure(str(shared / below))
+    assert not (shared / below).exists()
+    (shared / below).mkdir(mode=0o700)
+    with pytest.raises(InvalidConfig, match="without the sticky bit"):
+        local.ensure(str(shared / below))
+    shared.chmod(0o1777)
+    assert run_id(local.ensure(str(shared / below)))
+
+
+def test_links_on_the_way_are_followed_and_judged_by_where_they_are(base: Path) -> None:
+    shared, safe = base / "shared", base / "safe"
+    for folder in (shared, safe):
+        folder.mkdir()
+    shared.chmod(0o777)
+    (shared / "link").symlink_to(safe)
+    (safe / "back").symlink_to("../shared")
+    (safe / "loop").symlink_to("loop")
+    (base / "good").symlink_to("safe/../safe")
+    for way in (shared / "link" / "s", safe / "back" / "s"):
+        with pytest.raises(InvalidConfig, match="others may write to .*shared"):
+            local.ensure(str(way))
+    with pytest.raises(InvalidConfig, match="cannot be used"):
+        local.ensure(str(safe / "loop" / "s"))
+    assert sorted(os.listdir(safe)) == ["back", "loop"]
+    assert run_id(local.ensure(str(base / "good" / "s")))
+
+
+ROOT, SELF, OTHER = 0, 1000, 1001
+
+
+@pytest.mark.parametrize(
+    ("mode", "owner", "group", "entry_owner", "problem"),
+    [
+        (0o755, ROOT, 0, SELF, ""),
+        (0o755, SELF, 1000, OTHER, ""),
+        (0o755, OTHER, 1000, SELF, "/a belongs to user 1001"),
+        (0o1777, OTHER, 1000, SELF, "/a belongs to user 1001"),
+        (0o1777, ROOT, 0, SELF, ""),
+        (0o1777, ROOT, 0, None, ""),
+        (0o1777, ROOT, 0, ROOT, ""),
+        (0o1777, ROOT, 0, OTHER, "others may write to /a, and /a/b belongs to user 1001"),
+        (0o777, ROOT, 0, SELF, "others may write to /a (mode 777, without the sticky bit)"),
+        (0o757, SELF, 1000, None, "others may write to /a (mode 757, without the sticky bit)"),
+        (0o775, SELF, 0, SELF, ""),  # root's group
+        (0o775, ROOT, 4_000_000_000, SELF, "others may write to /a (mode 775, without the sticky bit)"),
+        (0o1775, ROOT, 4_000_000_000, OTHER, "others may write to /a, and /a/b belongs to user 1001"),
+    ],
+)
+def test_which_directories_let_another_user_replace_what_is_in_them(
+    mode: int, owner: int, group: int, entry_owner: int | None, problem: str
+) -> None:
+    def status(mode: int, owner: int, group: int) -> os.stat_result:
+        return os.stat_result((stat.S_IFDIR | mode, 0, 0, 1, owner, group, 0, 0, 0, 0))
+
+    entry = None if entry_owner is None else status(0o700, entry_owner, 1000)
+    found = local_directory._problem("/a", status(mode, owner, group), "/a/b", entry, {ROOT, SELF})
+    assert (found or "") == problem
+
+
+def test_directory_below_another_users_is_refused(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if os.geteuid() == 0:
+        os.chown(base, 65534, -1)
+    else:
+        monkeypatch.setattr(local_directory, "_trusted_users", lambda: {0})
+    with pytest.raises(InvalidConfig, match=rf"{base} belongs to user|and {base} belongs to user"):
+        local.ensure(str(base / "s"))
+    assert not (base / "s").exists()
 
 
 def test_path_too_long_for_a_socket_is_refused_with_a_way_out(base: Path) -> None:

@@ -31,13 +31,13 @@ import errno
 import fcntl
 import os
 import socket
-import stat
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 from holdfast.engines import local_warden as files
+from holdfast.engines.local_directory import make_private
 from holdfast.errors import InvalidConfig, Unavailable, printable
 
 __all__ = ["default_directory", "ensure"]
@@ -93,7 +93,7 @@ def ensure(directory: str | None = None) -> str:
             f"the path of a unix socket in it would be {excess} bytes too long; name a shorter one, "
             f"such as local:///tmp/holdfast-{os.geteuid()}",
         )
-    _check(directory)
+    make_private(directory)
     try:
         _find_or_start(directory, path)
     except Unavailable:
@@ -120,40 +120,6 @@ def _find_or_start(directory: str, path: str) -> None:
                 f"See who has {os.path.join(directory, files.LOCK)} open, and end it",
             )
         time.sleep(_STEP_S)
-
-
-def _check(directory: str) -> None:
-    """Refuse a directory in which somebody else could have put, or could replace, the socket."""
-    what = f"local://{directory}"
-    try:
-        found = os.lstat(directory)
-    except FileNotFoundError:
-        try:
-            os.mkdir(directory, 0o700)
-        except FileExistsError:
-            pass  # Another starter was quicker. What is there now is checked like any other.
-        except OSError as error:
-            raise InvalidConfig(
-                what, f"the directory cannot be made ({error.strerror}); make it, with mode 700"
-            ) from error
-        found = os.lstat(directory)
-    except OSError as error:
-        raise InvalidConfig(what, f"the directory cannot be used ({error.strerror}); name another") from error
-    if stat.S_ISLNK(found.st_mode):
-        raise InvalidConfig(what, "it is a symbolic link, and could soon point elsewhere; name what it points to")
-    if not stat.S_ISDIR(found.st_mode):
-        raise InvalidConfig(what, "it is not a directory; name one, or a path where one can be made")
-    if found.st_uid != os.geteuid():
-        raise InvalidConfig(
-            what,
-            f"it belongs to user {found.st_uid} and you are user {os.geteuid()}; name one of your own",
-        )
-    if stat.S_IMODE(found.st_mode) & 0o777 != 0o700:
-        raise InvalidConfig(
-            what,
-            f"its mode is {stat.S_IMODE(found.st_mode):03o}, and it must be yours alone; see what is there, "
-            f"then chmod 700 {directory}",
-        )
 
 
 def _answers(path: str) -> bool:
