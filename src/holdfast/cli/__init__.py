@@ -7,6 +7,7 @@ click's 2 for a wrong option is also what many a command says for reasons of its
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import sys
@@ -62,9 +63,10 @@ class Commands(click.Group):
         try:
             code = super().main(args, prog_name or "holdfast", complete_var, standalone_mode=False, **extra)
         except click.ClickException as error:
-            error.message = printable(error.message, keep="\n")
+            message = io.StringIO()
+            error.show(message)
             with unblocked_stderr():
-                error.show()
+                click.echo(printable(message.getvalue(), keep="\n"), nl=False, err=True)
             code = USAGE if isinstance(error, click.UsageError) else error.exit_code
         except (click.Abort, KeyboardInterrupt):
             code = INTERRUPTED
