@@ -37,7 +37,7 @@ def is_plain(text: str) -> bool:
     ],
 )
 def test_control_characters_are_escaped(text: str, shown: str) -> None:
-    assert printable(text) == shown
+    assert ascii(printable(text)) == ascii(shown)
 
 
 def test_line_ends_can_be_kept() -> None:
@@ -53,10 +53,10 @@ def test_messages_are_plain_as_text_and_as_json(capsys: pytest.CaptureFixture[st
     assert json.loads(err)["name"] == f"{TITLE}\x7f\x9b"
 
 
-@pytest.mark.parametrize("args", [[f"--{TITLE}", "job", "--", "true"], ["--url", TITLE, f"a{TITLE}{{", "--", "true"]])
+@pytest.mark.parametrize("args", [["run", f"a{TITLE}", "--", "true"], ["lab", "question", TITLE]])
 def test_a_usage_error_is_plain(args: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
-        main(["run", *args])
+        main(args)
     assert end.value.code == 64
     assert is_plain(capsys.readouterr().err)
 
