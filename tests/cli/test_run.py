@@ -258,10 +258,11 @@ def test_without_a_server_it_says_once_that_locks_are_local(call):
     name = f"test-run-{os.getpid()}"
     code, _, err = call(None, name, "--", "true")
     assert code == 0
-    assert len(err.splitlines()) == 1
-    assert "local://" in err
+    assert err.count("local://") == 1  # on a slow machine, it may also say that it waits
     assert call(None, "--quiet", name, "--", "true") == (0, "", "")
-    assert call("local://", name, "--", "true") == (0, "", "")
+    code, out, err = call("local://", name, "--", "true")
+    assert (code, out) == (0, "")
+    assert "local://" not in err
 
 
 def test_a_server_that_is_gone_at_the_end_does_not_change_the_exit_code(own_server, start):

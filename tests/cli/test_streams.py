@@ -111,6 +111,36 @@ def test_messages_come_in_order_before_the_end(server: Server, start: Start) -> 
     assert [line.split('"')[3] for line in lines if line != "between"] == ["acquired", "exited", "released"]
 
 
+def test_neither_logging_nor_warnings_nor_tracebacks_of_threads_block(full_pipe: int) -> None:
+    """More than the queue takes, from a thread such as the keeper's."""
+    code = """
+import logging, threading, warnings
+from holdfast.cli.streams import unblocked_stderr
+
+def work():
+    for number in range(3000):
+        logging.getLogger("redis").warning("number %s", number)
+        warnings.warn(f"number {number}")
+    1 / 0
+
+with unblocked_stderr() as start_writing:
+    start_writing()
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    print("done")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        stdout=subprocess.PIPE,
+        stderr=full_pipe,
+        env=environment(PYTHONWARNINGS="always"),
+        timeout=3 * PATIENCE_S,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, b"done\n")
+
+
 # Every outcome, with stderr full and with streams closed ------------------------------------------------------
 
 STREAMS = ["full", "2>&-", ">&-", "<&- >&- 2>&-"]
