@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from holdfast.protocol.mutex import Kind
     from holdfast.protocol.replies import Refused
 
-__all__ = ["ENDED", "HELD", "LOST", "TRYING", "BaseLease", "Hold", "Terms", "Word", "drift"]
+__all__ = ["ENDED", "HELD", "LOST", "MAX_FENCE", "TRYING", "BaseLease", "Hold", "Terms", "Word", "drift"]
 
 TRYING: Final = "trying"
 HELD: Final = "held"
@@ -36,7 +36,9 @@ ENDED: Final = "ended"  # released, or given up
 _NEVER: Final = float("inf")
 _HANDED_OVER: Final = "was handed over, and this lease has ended: whoever adopts the ticket goes on with it"
 
-FENCES: Final = 64  # the server sets so many aside for a holder that may pass its lease on within its process
+MAX_FENCE: Final = 2**53 - 1  # up to here Lua and JSON count exactly; must match lua/fence.lua
+# Fences set aside for a holder that may pass its lease on within its process; must match lua/fence.lua.
+FENCES: Final = 64
 STINT: Final = 0.1  # how long a process may go on passing it on, in seconds
 POLLED: Final = 60.0  # how long a client of another library, which polls, is remembered; must match lua/grant.lua
 LOOK_AFTER: Final = 0.1  # a hold that lasts so long is watched; shorter ones pay nothing

@@ -109,7 +109,7 @@ MISTAKES: Final[dict[str, tuple[str, str, tuple[str, ...], Mistake]]] = {
         "hand_over:several",
         "FenceMonotone",
         (),
-        in_step("multi_adopt", "tonumber(theirs) > tonumber(last)", "false"),
+        in_step("multi_adopt", "tonumber(last) > tonumber(greatest or 0)", "false"),
     ),
     "several_given_up_that_arrive_late": (
         "hand_over:several",

@@ -97,7 +97,8 @@ _QUEUE_OR_TOMBSTONE: Final = "redis.call('EXISTS', KEYS[5], KEYS[3])"
 _AT_LEAST_THE_TIME: Final = """  local fence = now_us
   if last and tonumber(last) >= now then
     fence = string.format('%.0f', last + 1)
-    retention_ms = string.format('%.0f', retention_ms + math.ceil((fence - now) / 1000))
+    retention_ms = math.min(retention_ms + math.ceil((fence - now) / 1000), MAX_RETENTION_MS)
+    retention_ms = string.format('%.0f', retention_ms)
   end
 """
 _VALID_FOR_ITS_TTL: Final = "lasts = granted_at + ttl - drift(ttl + since)"
@@ -229,7 +230,7 @@ _FENCES: Final[dict[str, Mistake]] = {
     "fence_from_the_time_alone": in_step(_INCLUDING, "if last and tonumber(last) >= now then", "if false then"),
     "grant_with_the_last_fence": in_step(
         _INCLUDING,
-        "local fence = mint(redis.call('GET', KEYS[2]), fences, retention_ms)",
+        "local fence = mint(last, fences, retention_ms)",
         "local fence = redis.call('GET', KEYS[2])",
     ),
     "pass_with_the_same_fence": in_python(Hold, "inherit", "giver.fence + 1", "giver.fence"),

@@ -109,8 +109,8 @@ MISTAKES: Final[dict[str, tuple[str, str, tuple[str, ...], Mistake]]] = {
         (),
         in_step(
             LET_IN,
-            "last = mint(last or redis.call('GET', KEYS[2]), '1', retention_ms)",
-            "last = last or redis.call('GET', KEYS[2])",
+            "last = mint(last, '1', retention_ms)",
+            "last = last or now_us",
         ),
     ),
 }

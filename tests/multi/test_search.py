@@ -59,7 +59,7 @@ MISTAKES = {
     ),
     "the fences of the names are not looked at": (
         "FenceMonotone",
-        in_step("multi_acquire", "tonumber(theirs) > tonumber(last)", "false"),
+        in_step("multi_acquire", "tonumber(last) > tonumber(greatest or 0)", "false"),
     ),
     "an abandoned place stays in the queue": (
         "AcquireTotality",

@@ -32,7 +32,7 @@ from typing import Final
 
 from holdfast.errors import AcquireTimeout, InvalidConfig
 from holdfast.guard.stamp import Stamp, stamp
-from holdfast.lease import BaseLease
+from holdfast.lease import MAX_FENCE, BaseLease
 from holdfast.options import seconds
 
 __all__ = ["enter_file", "replace_file"]
@@ -40,6 +40,7 @@ __all__ = ["enter_file", "replace_file"]
 _POLL: Final = 0.005
 # A directory that others may write to can hold a link to a file elsewhere, or a FIFO, on which open() would wait.
 _READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_RECORD: Final = re.compile(r"([0-9]{1,16}) (\S+)\s*")
 
 
 def replace_file(
@@ -112,14 +113,16 @@ def _read(fence_file: Path) -> tuple[int, str] | None:
     except FileNotFoundError:
         return None  # nobody has written under a fence yet
     try:
-        with open(descriptor, encoding="utf-8") as record:
-            fence, holder = record.read().split()
-        return int(fence), holder
-    except ValueError:
+        with open(descriptor, encoding="utf-8") as file:
+            record = _RECORD.fullmatch(file.read())
+    except UnicodeDecodeError:
+        record = None
+    if record is None or not 0 < int(record[1]) <= MAX_FENCE:
         # It is never seen half-written, so somebody else wrote it, and what the last fence was nobody knows.
         raise InvalidConfig(
             str(fence_file), "it holds no fence and holder; restore it, or remove it if no holder is left"
-        ) from None
+        )
+    return int(record[1]), record[2]
 
 
 @contextmanager

@@ -24,9 +24,9 @@ from inspect import iscoroutinefunction
 from itertools import count
 from typing import Any, Final, NamedTuple
 
-from holdfast.errors import InvalidConfig, Unsupported
+from holdfast.errors import InvalidConfig, StaleFence, Unsupported
 from holdfast.guard.stamp import Stamp, stamp
-from holdfast.lease import BaseLease
+from holdfast.lease import MAX_FENCE, BaseLease
 
 __all__ = ["Statement", "Table"]
 
@@ -78,7 +78,7 @@ class Table:
         connection, style = self._use(connection)
         if not self._written(connection, row, self.put_statement(row, claim, paramstyle=style)):
             stored = self._stored(connection, row, style)
-            raise claim.refusal(self._describe(row), stored[0] if stored else None)
+            raise self._refusal(row, claim, stored[0] if stored else None)
         self._refuse_fence_alone(connection, row)
 
     def update(
@@ -91,7 +91,7 @@ class Table:
             stored = self._stored(connection, row, style)
             if stored is None:
                 raise KeyError(f"there is no {self._describe(row)}")
-            raise claim.refusal(self._describe(row), stored[0])
+            raise self._refusal(row, claim, stored[0])
         self._refuse_fence_alone(connection, row)
 
     def put_statement(self, row: Mapping[str, Any], claim: Stamp, *, paramstyle: str) -> Statement:
@@ -164,6 +164,14 @@ class Table:
             found = cursor.fetchone()
             return tuple(found.values()) if isinstance(found, Mapping) else found
 
+    def _refusal(self, row: Mapping[str, Any], claim: Stamp, stored: Any) -> StaleFence | InvalidConfig:
+        if stored is not None and not _is_fence(stored):
+            return InvalidConfig(
+                f"column {self._fence!r} of {self._describe(row):.60}",
+                "it holds no fence; restore it, or set it to NULL if no holder is left",
+            )
+        return claim.refusal(self._describe(row), stored)
+
     def _refuse_fence_alone(self, connection: Any, row: Mapping[str, Any]) -> None:
         if len(row) == len(self._key) and _stands_alone(connection):
             raise InvalidConfig(
@@ -231,6 +239,13 @@ def _check_name(name: Any) -> None:
         usable = False
     if not usable:
         raise InvalidConfig(f"{name!r:.60} as the name of a table or column", "give it as the database stores it")
+
+
+def _is_fence(stored: Any) -> bool:
+    try:
+        return bool(0 < stored <= MAX_FENCE)
+    except TypeError:  # a column that is not one of numbers, in a database that takes any value
+        return False
 
 
 def _is_sqlalchemy(connection: Any) -> bool:

@@ -23,11 +23,10 @@ from hashlib import sha256
 from typing import Final
 
 from holdfast.errors import InvalidConfig, StaleFence, Unsupported
-from holdfast.lease import BaseLease
+from holdfast.lease import MAX_FENCE, BaseLease
 
 __all__ = ["Stamp", "stamp"]
 
-MAX_FENCE: Final = 2**53  # up to here Lua and JSON count exactly
 MAX_HOLDER: Final = 128
 _HOLDER: Final = re.compile(f"[!-~]{{1,{MAX_HOLDER}}}")
 
@@ -41,7 +40,7 @@ class Stamp:
     holder: str
 
     def __post_init__(self) -> None:
-        if type(self.fence) is not int or not 0 < self.fence < MAX_FENCE:
+        if type(self.fence) is not int or not 0 < self.fence <= MAX_FENCE:
             raise InvalidConfig(f"fence {self.fence!r}", "a fence is an int above 0 and below 2**53, as lease.fence is")
         if not isinstance(self.holder, str) or not _HOLDER.fullmatch(self.holder):
             raise InvalidConfig(

@@ -38,7 +38,7 @@ if freed == 1 then
 elseif was_first then
   local token, entry = head()
   if token then
-    notify_ask(string.match(entry, '(%S+)$'), token, 0) -- it is first now, and should have the lock watched
+    notify_first(token, entry, 0)
   end
 end
 return {freed, buried}

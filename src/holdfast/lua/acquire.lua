@@ -14,6 +14,7 @@
 --                                   holder, '' in a yield window
 --         {-1, 0}                   refused; this token was given up before this request arrived
 --         {-2, kind}                refused; the name is in use as another kind of lock, which keeps the queue for that
+--         error FENCELIMIT          refused; the last fence of this name is too large for a next one
 --
 -- One step, because the grant and its fence must not come apart, because "free" or "already mine" is only true
 -- while nobody else writes, and because a place in the queue must be taken before the holder can look for the next.
@@ -25,8 +26,10 @@ read_time()
 -- All that could fail comes before the first write, because what a script has written stays written.
 local found = redis.call('EXISTS', KEYS[5], KEYS[3])
 if found == 0 then
-  local last = redis.call('GET', KEYS[2])
-  if redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2]) then
+  local last, refused = last_fence()
+  if refused then
+    return refused
+  elseif redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2]) then
     return mint(last, ARGV[4], ARGV[3])
   end
 end
@@ -63,8 +66,10 @@ if found > 0 then
 end
 
 if not free_in_ms and (not owner or owner == ARGV[1]) then
-  local last = redis.call('GET', KEYS[2])
-  if not owner then
+  local last, refused = last_fence()
+  if refused then
+    return refused
+  elseif not owner then
     redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
   elseif redis.call('PTTL', KEYS[1]) < tonumber(ARGV[2]) then
     -- Never make it shorter: this may be the first of two requests, arriving late, after its holder has asked for more.
@@ -76,9 +81,7 @@ end
 
 local first = 0
 if ARGV[5] ~= '' then
-  local tail = redis.call('ZRANGE', KEYS[3], -1, -1, 'WITHSCORES')[2]
-  local arrival = tail and tonumber(tail) >= now and string.format('%.0f', tail + 1) or now_us
-  redis.call('ZADD', KEYS[3], 'NX', arrival, ARGV[1]) -- who stands there already keeps its place
+  redis.call('ZADD', KEYS[3], 'NX', arrival(), ARGV[1]) -- who stands there already keeps its place
   local entry = now_us .. ' ' .. ARGV[2] .. ' ' .. ARGV[3] .. ' ' .. ARGV[4] .. ' ' .. ARGV[5]
   redis.call('HSET', KEYS[4], ARGV[1], entry)
   note_foreign(owner)

@@ -9,6 +9,7 @@
 --         0           the key is gone
 --         -1          it is another owner's
 --         -2          this adoption was given up before this request arrived
+--         error FENCELIMIT   the last fence of this name is too large for a next one
 --
 -- One step, because the lock must not be free for a moment between two owners, and must not be taken from anybody but
 -- the giver. A lock that is free is not taken: whoever waits for it was there before.
@@ -23,7 +24,10 @@ if redis.call('EXISTS', KEYS[3]) == 1 then
   return -2
 end
 read_time()
-local last = redis.call('GET', KEYS[2])
+local last, refused = last_fence()
+if refused then
+  return refused
+end
 if owner == ARGV[4] then
   redis.call('DEL', KEYS[1]) -- first, for then this works on a full server too
   redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])

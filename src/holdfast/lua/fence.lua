@@ -11,14 +11,36 @@ local function read_time()
   now = tonumber(now_us)
 end
 
+-- Every fence is below 2^53, so that a double is exact. 64 of them at most are set aside for one holder (lease.py, FENCES).
+local MAX_LAST = 9007199254740992 - 1 - 64
+local MAX_RETENTION_MS = 34560000000 -- 400 days
+
+-- The last fence given out for this name, nil if there is none; and, if the next one would not be exact, an error reply.
+-- What is not a plain number (text, inf, 1e18, a negative number, another type) was never given out, so the next fence
+-- takes its place. A number that is too large may have been given out, and a lower one after it would break the order.
+local function last_fence()
+  local last = redis.pcall('GET', KEYS[2])
+  if not last then
+    return nil
+  elseif type(last) == 'table' then
+    return nil, not string.find(last.err, 'WRONGTYPE', 1, true) and last or nil
+  elseif not string.find(last, '^%d+$') then
+    return nil
+  elseif tonumber(last) > MAX_LAST then
+    return nil, {err = 'FENCELIMIT ' .. KEYS[2]}
+  end
+  return last
+end
+
 -- The next fence, at least the time in microseconds, remembered with those set aside after it. The clock keeps fences
--- rising where a restart or failover has lost the counter; the counter where the clock stands still or steps back. A
--- double is exact up to the year 2255.
+-- rising where a restart or failover has lost the counter; the counter where the clock stands still or steps back.
+-- ``last`` comes from last_fence, before the first write of the step.
 local function mint(last, fences, retention_ms)
   local fence = now_us
   if last and tonumber(last) >= now then
     fence = string.format('%.0f', last + 1)
-    retention_ms = string.format('%.0f', retention_ms + math.ceil((fence - now) / 1000))
+    retention_ms = math.min(retention_ms + math.ceil((fence - now) / 1000), MAX_RETENTION_MS)
+    retention_ms = string.format('%.0f', retention_ms)
   end
   local upto = fences == '1' and fence or string.format('%.0f', fence + fences - 1)
   redis.call('SET', KEYS[2], upto, 'PX', retention_ms)

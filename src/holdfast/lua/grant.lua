@@ -59,29 +59,44 @@ local function keep_queue()
   end
 end
 
-local ENTRY = '^%d+ (%d+) (%d+) (%d+) (.+)$' -- what a waiter wants, after when it was last seen
+-- What a waiter wants: ttl, retention, fences and its channel. nil if its entry is not one of a mutex.
+local function wanted(entry)
+  local ttl_ms, retention_ms, fences, channel = string.match(entry, '^%d+ (%d+) (%d+) (%d+) (.+)$')
+  if channel and tonumber(fences) <= 64 then
+    return ttl_ms, retention_ms, fences, channel
+  end
+end
+
+local function is_reachable(_, entry)
+  local _, _, _, channel = wanted(entry)
+  return channel and listeners(channel) ~= ABSENT
+end
+
+-- Notify a waiter that it is first in the queue, so that it has the lock watched.
+local function notify_first(token, entry, pause_ms)
+  local _, _, _, channel = wanted(entry)
+  notify_ask(channel or '-', token, pause_ms)
+end
 
 -- Give a free lock to the next waiter. One with a subscriber is granted its full ttl, with a fence, and is notified. One
 -- without has ended, or will be back: it is passed over if another one can be notified. A waiter of which that is not known,
 -- and one that wants other names as well (0 fences), gets a short reservation, and its own next acquire makes it a grant.
+-- If no fence can be given out, the lock stays free: the acquire of each waiter is then refused with the reason.
 -- The caller has looked up which waiter is first, because it often has to know that anyway.
-local function grant(first, entry)
-  local chosen = {first, string.match(entry, ENTRY)}
-  local state = listeners(chosen[5])
-  if state == ABSENT then
-    for _, later in ipairs(redis.call('ZRANGE', KEYS[3], 1, 15)) do
-      local theirs = redis.call('HGET', KEYS[4], later) or ''
-      local other = {later, string.match(theirs, ENTRY)}
-      local found = other[5] and is_present(theirs) and listeners(other[5]) or ABSENT
-      if found ~= ABSENT then
-        chosen, state = other, found
-        break
-      end
-    end
+local function grant(token, entry)
+  local last, refused = last_fence()
+  if refused then
+    return
   end
-  local token, ttl_ms, retention_ms, fences, channel = unpack(chosen)
-  if state == SUBSCRIBED and fences ~= '0' then
-    local fence = mint(redis.call('GET', KEYS[2]), fences, retention_ms)
+  if not is_reachable(token, entry) then
+    local other, theirs = find_waiter(is_reachable)
+    token, entry = other or token, theirs or entry
+  end
+  local ttl_ms, retention_ms, fences, channel = wanted(entry)
+  if not channel then
+    strike_off(token)
+  elseif listeners(channel) == SUBSCRIBED and fences ~= '0' then
+    local fence = mint(last, fences, retention_ms)
     strike_off(token)
     redis.call('SET', KEYS[1], token, 'PX', ttl_ms)
     notify_grant(channel, token, fence, -1)
@@ -119,7 +134,7 @@ local function free_or_grant(token, entry)
     local open_us = polled and OPEN_US
       or math.min(OPEN_US, math.max(LEAST_OPEN_US, math.floor((now - free_until) / 20)))
     note_free(now + open_us, 0, seen, polled and now or 0)
-    notify_ask(string.match(entry, '(%S+)$'), token, polled and 0 or math.ceil(open_us / 1000))
+    notify_first(token, entry, polled and 0 or math.ceil(open_us / 1000))
     return
   end
   note_free(free_until, grants + 1, seen, opened)

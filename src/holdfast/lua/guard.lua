@@ -13,14 +13,20 @@
 if redis.call('EXISTS', KEYS[3]) == 1 then
   return {-1}
 end
-local record = redis.call('GET', KEYS[2])
+local record = redis.pcall('GET', KEYS[2])
 if record then
-  local fence, holder = string.match(record, '^(%d+) (.+)$')
-  if not fence then
-    return {-2} -- somebody else wrote it, and what the last fence was nobody knows
+  if type(record) == 'table' then
+    if not string.find(record.err, 'WRONGTYPE', 1, true) then
+      return record
+    end
+    record = ''
   end
+  local fence, holder = string.match(record, '^(%d+) (.+)$')
   -- Numbers, because '9' is the greater text than '10'. A double is exact for every fence there is.
   local ours, theirs = tonumber(ARGV[1]), tonumber(fence)
+  if not theirs or theirs < 1 or theirs > 9007199254740991 then
+    return {-2} -- another program wrote it, so the last fence is not known
+  end
   if theirs > ours or (theirs == ours and holder ~= ARGV[2]) then
     return {0, fence}
   end

@@ -14,6 +14,7 @@
 -- include latch_state.lua
 
 local PRESENCE_US = 1000000 -- as in a queue
+local MAX_STRUCK = 16 -- absent waiters that one step takes out: the next one goes on
 
 local left, total, there = read_latch(ARGV[2])
 if not left then
@@ -33,10 +34,16 @@ if ARGV[3] ~= '-' then
   local waiter = ARGV[1] .. ' ' .. ARGV[3]
   redis.pcall('ZADD', KEYS[2], now, waiter)
   redis.call('PEXPIRE', KEYS[2], 5000)
-  local oldest = redis.call('ZRANGE', KEYS[2], 0, 0, 'WITHSCORES')
-  while oldest[1] and math.abs(now - oldest[2]) > PRESENCE_US do
-    redis.call('ZREM', KEYS[2], oldest[1])
-    oldest = redis.call('ZRANGE', KEYS[2], 0, 0, 'WITHSCORES')
+  local oldest = redis.call('ZRANGE', KEYS[2], 0, MAX_STRUCK - 1, 'WITHSCORES')
+  local absent = {}
+  for place = 1, #oldest, 2 do
+    if math.abs(now - oldest[place + 1]) <= PRESENCE_US then
+      break
+    end
+    absent[#absent + 1] = oldest[place]
+  end
+  if absent[1] then
+    redis.call('ZREM', KEYS[2], unpack(absent))
   end
 end
 return {tonumber(left), tonumber(total)}

@@ -32,7 +32,7 @@ for name = 1, NAMES do
     elseif was_first and owner ~= ARGV[1] then
       local next_token, entry = head()
       if next_token then
-        notify_ask(string.match(entry, '(%S+)$'), next_token, 0) -- it is first now, and should have the lock watched
+        notify_first(next_token, entry, 0)
       end
     end
   end

@@ -12,6 +12,7 @@
 --                                   holder is the token of the holder, '' if there is none
 --         {-1, 0}                   refused; this token was given up before this request arrived
 --         {-2, kind}                refused; one of the names is in use as another kind of lock
+--         error FENCELIMIT          refused; the last fence of one of the names is too large for a next one
 --
 -- One step, because whoever takes one lock after the other can meet somebody who does it the other way round. Nothing is
 -- kept while it waits: what was granted to it in the meantime, but is not enough, is given back here, so nobody waits for
@@ -22,11 +23,9 @@
 
 read_time()
 -- All that could fail comes before the first write, because what a script has written stays written.
-local last = '0'
-for name = 1, NAMES do
-  look_at(name)
-  local theirs = redis.call('GET', KEYS[2])
-  last = theirs and tonumber(theirs) > tonumber(last) and theirs or last
+local last, refused = last_fence_of_all()
+if refused then
+  return refused
 end
 if redis.call('EXISTS', each(1, 3, 5)) == 0 then
   local fence
@@ -48,27 +47,21 @@ local free_in_ms, other_kind
 
 -- Whether nobody who waits for the name looked at, which is free, comes before us. If somebody does, they are told.
 local function is_our_turn()
-  if not head() then
+  local waiter, entry = find_waiter(function(waiter, entry)
+    return waiter == token or is_reachable(waiter, entry)
+  end)
+  if not waiter or waiter == token then
     return true
   end
-  for _, waiter in ipairs(redis.call('ZRANGE', KEYS[3], 0, 15)) do
-    if waiter == token then
-      return true
-    end
-    local entry = redis.call('HGET', KEYS[4], waiter) or ''
-    local wants, channel = string.match(entry, ' (%d+) (%S+)$')
-    if wants and is_present(entry) and listeners(channel) ~= ABSENT then
-      if wants ~= '0' then
-        grant_next()
-        return false
-      end
-      local since = tonumber(redis.call('ZSCORE', KEYS[3], waiter))
-      if mine == 0 or since < mine or (since == mine and waiter < token) then
-        notify_ask(channel, waiter, 0)
-        return false
-      end
-      return true
-    end
+  local _, _, fences, channel = wanted(entry)
+  if fences ~= '0' then
+    grant(waiter, entry)
+    return false
+  end
+  local since = tonumber(redis.call('ZSCORE', KEYS[3], waiter))
+  if mine == 0 or since < mine or (since == mine and waiter < token) then
+    notify_ask(channel, waiter, 0)
+    return false
   end
   return true
 end
@@ -155,9 +148,7 @@ look_at(refused_at)
 local first = 0
 if ARGV[5] ~= '' then
   if waits_at ~= refused_at then
-    local tail = redis.call('ZRANGE', KEYS[3], -1, -1, 'WITHSCORES')[2]
-    local arrival = mine > 0 and mine or tail and tonumber(tail) >= now and tail + 1 or now
-    redis.call('ZADD', KEYS[3], string.format('%.0f', arrival), token)
+    redis.call('ZADD', KEYS[3], mine > 0 and string.format('%.0f', mine) or arrival(), token)
   end
   local entry = now_us .. ' ' .. ARGV[2] .. ' ' .. ARGV[3] .. ' ' .. ARGV[4] .. ' ' .. ARGV[5]
   redis.call('HSET', KEYS[4], token, entry)

@@ -8,21 +8,20 @@
 --         0           one of the keys is gone, and nothing was changed
 --         -1          one is another owner's, and nothing was changed
 --         -2          this adoption was given up before this request arrived
+--         error FENCELIMIT   the last fence of one of the names is too large for a next one
 --
 -- One step, because none of them must be free for a moment between two owners, nor be taken from anybody but the giver;
 -- and because whoever has one of them has all.
 
 -- include several.lua
 
-local found, last = 1, '0'
+local found = 1
 for name = 1, NAMES do
   look_at(name)
   local owner = redis.call('GET', KEYS[1])
   if owner ~= ARGV[1] and owner ~= ARGV[4] then
     found = math.min(found, owner and -1 or 0)
   end
-  local theirs = redis.call('GET', KEYS[2])
-  last = theirs and tonumber(theirs) > tonumber(last) and theirs or last
 end
 if found ~= 1 then
   return found
@@ -31,6 +30,10 @@ if redis.call('EXISTS', each(5)) > 0 then
   return -2
 end
 read_time()
+local last, refused = last_fence_of_all()
+if refused then
+  return refused
+end
 local fence
 for name = 1, NAMES do
   look_at(name)

@@ -14,8 +14,8 @@ local function pass_on(given_back)
   if not token then
     return
   end
-  local wants, channel = string.match(entry, ' (%d+) (%S+)$')
-  if wants == '0' and listeners(channel) ~= ABSENT then
+  local _, _, fences, channel = wanted(entry)
+  if fences == '0' and listeners(channel) ~= ABSENT then
     notify_ask(channel, token, 0)
   elseif given_back then
     free_or_grant(token, entry)

@@ -101,7 +101,14 @@ local function let_in(me, wanted)
         if state ~= ABSENT and not fits(wants) then
           return false, false
         elseif state == SUBSCRIBED then
-          last = mint(last or redis.call('GET', KEYS[2]), '1', retention_ms)
+          local refused
+          if not last then
+            last, refused = last_fence()
+          end
+          if refused then
+            return false, false -- no fence can be given out: the acquire of each waiter is refused with the reason
+          end
+          last = mint(last, '1', retention_ms)
           strike_off(token)
           notify_grant(channel, token, last, seat(token, wants, ttl_ms))
           moved = true

@@ -12,6 +12,7 @@
 --                                   holder whose lease ends first, '' if nobody is inside
 --         {-1, 0}                   refused; this token was given up before this request arrived
 --         {-2, kind}                refused; the name is in use as another kind of lock
+--         error FENCELIMIT          refused; the last fence of this name is too large for a next one
 --
 -- One step, because whether there is room is only true while nobody else comes in, because the place and its fence must
 -- not come apart, and because a place in the queue must be taken before somebody leaves and looks for the next.
@@ -22,7 +23,11 @@
 -- include room.lua
 
 read_time()
-last = redis.call('GET', KEYS[2])
+local refused
+last, refused = last_fence()
+if refused then
+  return refused
+end
 if redis.call('EXISTS', KEYS[6]) == 1 then
   return {-1, 0}
 end

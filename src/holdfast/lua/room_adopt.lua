@@ -18,7 +18,11 @@
 -- include room.lua
 
 read_time()
-last = redis.call('GET', KEYS[2])
+local refused
+last, refused = last_fence()
+if refused then
+  return refused
+end
 if redis.call('EXISTS', KEYS[6]) == 1 then
   return -2
 end

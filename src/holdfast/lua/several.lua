@@ -29,3 +29,18 @@ local function each(...)
 end
 
 -- include fence.lua
+
+-- The greatest of the last fences of all names; and an error reply, if one of them is too large. See fence.lua.
+local function last_fence_of_all()
+  local greatest
+  for name = 1, NAMES do
+    look_at(name)
+    local last, refused = last_fence()
+    if refused then
+      return nil, refused
+    elseif last and tonumber(last) > tonumber(greatest or 0) then
+      greatest = last
+    end
+  end
+  return greatest
+end

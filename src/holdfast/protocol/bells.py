@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from holdfast.lease import Hold, Word
+from holdfast.lease import MAX_FENCE, Hold, Word
 from holdfast.protocol.effects import Bell
 from holdfast.protocol.keepalive import Book
 from holdfast.protocol.waiting import MUTE
@@ -103,4 +103,4 @@ def _read(parts: list[str], now: float) -> Word | None:
         word = Word(int(fence), int(at_us), now, int(last))
     except ValueError:
         return None
-    return word if word.fence > 0 else None
+    return word if 0 < word.fence <= MAX_FENCE else None

@@ -5,14 +5,17 @@ proxy that garbles, a connection out of step, a server that is none. It grants n
 effect. ``effects.call`` and ``effects.call_each`` turn it into a StepFailed, so it is handled like a lost reply: the
 step is sent again, or cleaned up after.
 
-Atomic: nothing; no effect is asked for here. A fence is a whole number from 1 to 2**63 - 1, and no bool. Script replies
-have it as text, because Lua's numbers are doubles.
+Atomic: nothing; no effect is asked for here. A fence is a whole number from 1 to 2**53 - 1, and no bool. Script replies
+have it as text. Up to there the doubles of Lua and JSON are exact.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple, TypeAlias
+
+from holdfast.errors import Unsupported
+from holdfast.lease import MAX_FENCE
 
 __all__ = [
     "FREED",
@@ -33,6 +36,7 @@ __all__ = [
     "Refused",
     "Remaining",
     "WrongKind",
+    "fence_limit_error",
 ]
 
 FREED: Final = 1  # by a release; by a renewal: it is still ours
@@ -40,8 +44,8 @@ GONE: Final = 0  # the key expired, or was deleted
 TAKEN: Final = -1  # the key is another holder's
 
 _make: Final[Any] = tuple.__new__  # as in effects
-_MOST_DIGITS: Final = 19
-_LARGEST: Final = 2**63 - 1
+_MOST_DIGITS: Final = 16
+_FENCE_LIMIT: Final = "FENCELIMIT "
 
 
 class Malformed(Exception):
@@ -142,9 +146,20 @@ def _fence(value: object) -> int:
         number = value
     else:
         raise Malformed
-    if not 0 < number <= _LARGEST:
+    if not 0 < number <= MAX_FENCE:
         raise Malformed
     return number
+
+
+def fence_limit_error(message: str) -> Unsupported | None:
+    """The error for a step that was refused because its counter of fences is too large; None for any other message."""
+    if not message.startswith(_FENCE_LIMIT):
+        return None
+    key = message.removeprefix(_FENCE_LIMIT)
+    return Unsupported(
+        f"its last fence, in the key {key!r}, is so large that the next one would not be exact",
+        "delete that key, and whatever guards have stored of larger fences, when no holder is left",
+    )
 
 
 def _whole(value: object, least: int | None = None) -> int:
