@@ -1,0 +1,80 @@
+"""Damaged keys of fences on a real server, for every kind of lock that gives fences out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import redis
+
+import holdfast
+
+KINDS: dict[str, Callable[[holdfast.Client], Any]] = {
+    "lock": lambda client: client.lock("x"),
+    "without a cohort": lambda client: client.lock("x", cohort=0),
+    "rlock": lambda client: client.rlock("x"),
+    "several": lambda client: client.lock("x", "y"),
+    "semaphore": lambda client: client.semaphore("x", 2),
+    "read": lambda client: client.rwlock("x").read,
+    "write": lambda client: client.rwlock("x").write,
+    "election": lambda client: client.election("x").lead(),
+}
+KEY = "x:hf1:fence:{x}"
+NOT_OURS = ["", "text", "inf", "nan", "1e18", "1e308", "-5", "0x7fffffffffffff"]
+
+
+@pytest.mark.parametrize("make", KINDS.values(), ids=KINDS)
+def test_what_was_never_given_out_is_replaced(client: holdfast.Client, admin: redis.Redis, make: Any) -> None:
+    fences = []
+    for value in [None, *NOT_OURS, ["a", "list"]]:
+        if isinstance(value, list):
+            admin.delete(KEY)
+            admin.rpush(KEY, *value)
+        elif value is not None:
+            admin.set(KEY, value)
+        with make(client) as lease:
+            fences.append(lease.fence)
+    assert fences == sorted(set(fences))
+    assert int(admin.get(KEY) or 0) < 2**53
+    assert 0 < admin.pttl(KEY) <= 400 * 86_400_000
+
+
+@pytest.mark.parametrize("value", [2**53 - 1, 2**53, 10**18])
+@pytest.mark.parametrize("make", KINDS.values(), ids=KINDS)
+def test_a_number_that_is_too_large_is_refused(
+    client: holdfast.Client, admin: redis.Redis, make: Any, value: int
+) -> None:
+    admin.set(KEY, value)
+    with pytest.raises(holdfast.Unsupported, match=r"'x:hf1:fence:\{x\}'.*delete that key"):
+        with make(client):
+            pass
+    assert admin.exists("x", "x:hf1:room:{x}") == 0
+    assert admin.get(KEY) == str(value).encode()
+    admin.delete(KEY)
+    with make(client):
+        pass
+
+
+@pytest.mark.parametrize("make", KINDS.values(), ids=KINDS)
+def test_an_adoption_is_refused_and_repaired_in_the_same_way(
+    client: holdfast.Client, admin: redis.Redis, make: Any
+) -> None:
+    lease = make(client).acquire()
+    admin.set(KEY, "text")
+    lease = client.adopt(lease.hand_over())
+    admin.set(KEY, 10**18)
+    ticket = lease.hand_over()
+    with pytest.raises(holdfast.Unsupported, match="delete that key"):
+        client.adopt(ticket)
+    admin.delete(KEY)
+    client.adopt(ticket).release()
+
+
+def test_a_leader_is_shown_without_a_fence_that_is_none(client: holdfast.Client, admin: redis.Redis) -> None:
+    with client.election("x").lead():
+        for value in ["text", str(10**18), "0", "-5"]:
+            admin.set(KEY, value)
+            leader = client.election("x").leader()
+            assert leader is not None
+            assert leader.fence is None
