@@ -129,6 +129,59 @@ def test_many_frozen_heads_cost_the_ttl_of_one(client: holdfast.Client, url: str
             lease.release()
 
 
+def test_a_killed_process_with_forty_waiters_does_not_delay_the_next(
+    client: holdfast.Client, url: str, admin: redis.Redis
+) -> None:
+    """Nobody waits for a reservation of one of them, which lasts 0.75 s and is written into the lock."""
+    held = client.lock("x", ttl=600).acquire()
+    assert held
+    code = """
+        import threading
+        client = holdfast.connect(url)
+        for _ in range(40):
+            threading.Thread(target=client.lock("x", ttl=600, cohort=0).acquire, daemon=True).start()
+        time.sleep(60)
+    """
+    with Script(code, url) as crowd, holdfast.connect(url) as another:
+        eventually(lambda: len(queue_of(admin)) == 40, 20.0, "all of them queue")
+        follower = acquire_later(another.lock("x", ttl=600), admin)
+        token = queue_of(admin)[-1]
+        before = subscribers(admin)
+        crowd.send(signal.SIGKILL)
+        eventually(lambda: subscribers(admin) == before - 1, 5.0, "the server sees that its connection is closed")
+        held.release()
+        owner = admin.get("x")
+        lease = follower.outcome()
+        assert owner == token.encode()
+        lease.release()
+
+
+STALE = 200_000
+SEARCHED = 500  # as in lua/queue.lua
+
+
+def test_two_hundred_thousand_stale_entries_are_struck_off_a_few_at_a_time(
+    client: holdfast.Client, url: str, admin: redis.Redis
+) -> None:
+    queue, waiters = "x:hf1:queue:{x}", "x:hf1:waiters:{x}"
+    for start in range(0, STALE, 10_000):
+        tokens = [f"tenant{number}" for number in range(start, start + 10_000)]
+        admin.zadd(queue, {token: score for score, token in enumerate(tokens, start)})
+        admin.hset(waiters, mapping=dict.fromkeys(tokens, "1 30000 3600000 64 no-such-channel"))
+    held = client.lock("x", ttl=600).acquire(blocking=False)
+    assert held
+    assert admin.zcard(queue) == admin.hlen(waiters) == STALE - SEARCHED
+    with holdfast.connect(url) as another:
+        waiter = Background(lambda: another.lock("x", ttl=600).acquire(timeout=20))
+        eventually(lambda: admin.zscore(queue, "tenant1500") is None, 5.0, "its refreshes strike off more")
+        before = admin.zcard(queue)
+        held.release()
+        lease = waiter.outcome()
+        assert lease.fence > held.fence
+        assert admin.zcard(queue) > before - 10 * SEARCHED
+        lease.release()
+
+
 def test_head_that_died_long_before_costs_nothing(client: holdfast.Client, url: str, admin: redis.Redis) -> None:
     held = client.lock("x", ttl=600).acquire()
     assert held

@@ -105,7 +105,7 @@ def test_a_link_and_what_it_leads_to_have_one_fence(path: Path) -> None:
 
 def test_a_record_that_cannot_be_read_is_not_taken_for_none(path: Path) -> None:
     replace_file(path, "new", NEW)
-    for content in ("", "8", "eight b", "8 b c"):
+    for content in ("", "8", "eight b", "8 b c", "0 b", "-5 b", "+8 b", "1_0 b", "inf b", f"{2**53} b", f"{10**18} b"):
         Path(f"{path}.fence").write_text(content)
         with pytest.raises(holdfast.InvalidConfig, match="no fence and holder"):
             replace_file(path, "one", OLD)

@@ -137,7 +137,7 @@ def test_retention_is_for_how_long_a_fence_is_remembered(admin: redis.Redis) -> 
 
 
 def test_a_record_that_cannot_be_read_is_not_taken_for_none(guarded: guard.RedisGuard, admin: redis.Redis) -> None:
-    for record in ("", "8", "eight b", "8 "):
+    for record in ("", "8", "eight b", "8 ", "0 b", "-5 b", "inf b", "1e18 b", f"{2**53} b", f"{10**18} b"):
         admin.set("a:hf1:guard:{a}", record)
         with pytest.raises(holdfast.InvalidConfig, match="no fence and holder"):
             guarded.set("a", "one", NEW)

@@ -51,6 +51,17 @@ def test_update_takes_greater_fences_only(database: SqlResource, notes: Table) -
     assert rows(database) == [(1, "three", 8), (2, "other", 7)]
 
 
+@pytest.mark.parametrize("stored", ["text", float("inf"), 1e308, 10**18, 2**53], ids=repr)
+def test_a_fence_on_record_that_is_none_is_refused_as_such(make_resource: Make, notes: Table, stored: Any) -> None:
+    database = make_resource("sqlite")  # which keeps whatever it is given
+    notes.put(database.connection, {"id": 1, "body": "one"}, OLD)
+    database.connection.execute("UPDATE notes SET fence = ?", (stored,))
+    for write in (notes.put, notes.update):
+        with pytest.raises(holdfast.InvalidConfig, match="column 'fence' of notes id=1: it holds no fence"):
+            write(database.connection, {"id": 1, "body": "two"}, NEW)
+    assert rows(database) == [(1, "one", stored)]
+
+
 def test_update_of_a_row_that_is_not_there_is_a_key_error(database: SqlResource, notes: Table) -> None:
     with pytest.raises(KeyError, match="notes id=1"):
         notes.update(database.connection, {"id": 1, "body": "one"}, OLD)

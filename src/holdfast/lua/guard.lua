@@ -13,14 +13,8 @@
 if redis.call('EXISTS', KEYS[3]) == 1 then
   return {-1}
 end
-local record = redis.pcall('GET', KEYS[2])
+local record = redis.call('GET', KEYS[2])
 if record then
-  if type(record) == 'table' then
-    if not string.find(record.err, 'WRONGTYPE', 1, true) then
-      return record
-    end
-    record = ''
-  end
   local fence, holder = string.match(record, '^(%d+) (.+)$')
   -- Numbers, because '9' is the greater text than '10'. A double is exact for every fence there is.
   local ours, theirs = tonumber(ARGV[1]), tonumber(fence)
