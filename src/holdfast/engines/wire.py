@@ -20,7 +20,7 @@ import redis.exceptions
 from holdfast.errors import HoldfastError, Unavailable, Unsupported, rounded
 from holdfast.lua import SCRIPTS
 from holdfast.protocol.effects import Command, Step, StepFailed
-from holdfast.protocol.replies import fence_limit_error
+from holdfast.protocol.replies import fence_error
 
 __all__ = [
     "OVERDUE_AFTER",
@@ -132,7 +132,7 @@ def refusal(reply: Exception, address: str, op: Op | None = None, *, served: boo
     has, it was the primary and a failover is under way.
     """
     text = str(reply)
-    if refused := fence_limit_error(text):
+    if refused := fence_error(text):
         return _failed(refused, reply, sent=False, retry=False)
     code = _code_of(text)
     if code == "WRONGTYPE":

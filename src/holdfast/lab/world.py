@@ -20,7 +20,7 @@ from holdfast.lab.machine import Machine, Process
 from holdfast.lab.store import ReplyError, Status, Store
 from holdfast.lua import SCRIPTS
 from holdfast.protocol.effects import Command, Step, StepFailed
-from holdfast.protocol.replies import fence_limit_error
+from holdfast.protocol.replies import fence_error
 
 __all__ = ["DELIVERED", "Fate", "Message", "Stuck", "World", "failed", "perform", "silence", "watched_keys"]
 
@@ -64,7 +64,7 @@ def perform(store: Store, op: Step | Command, link: str | None = None) -> Any:
         if isinstance(reply, ReplyError) and reply.message.startswith("NOSCRIPT"):
             reply = store.execute("EVAL", script.source, len(op.keys), *op.keys, *op.args)
     if isinstance(reply, ReplyError):
-        if refused := fence_limit_error(reply.message):
+        if refused := fence_error(reply.message):
             return StepFailed(refused, sent=False, retry=False)
         return failed(f"it answered {reply.code}", sent=False, retry=reply.code == "OOM")
     return str(reply).encode() if isinstance(reply, Status) else reply

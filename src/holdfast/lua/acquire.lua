@@ -14,7 +14,7 @@
 --                                   holder, '' in a yield window
 --         {-1, 0}                   refused; this token was given up before this request arrived
 --         {-2, kind}                refused; the name is in use as another kind of lock, which keeps the queue for that
---         error FENCELIMIT          refused; the last fence of this name is too large for a next one
+--         error FENCELIMIT, FENCETYPE   refused; see fence.lua
 --
 -- One step, because the grant and its fence must not come apart, because "free" or "already mine" is only true
 -- while nobody else writes, and because a place in the queue must be taken before the holder can look for the next.

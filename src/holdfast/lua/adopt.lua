@@ -9,7 +9,7 @@
 --         0           the key is gone
 --         -1          it is another owner's
 --         -2          this adoption was given up before this request arrived
---         error FENCELIMIT   the last fence of this name is too large for a next one
+--         error FENCELIMIT, FENCETYPE   see fence.lua
 --
 -- One step, because the lock must not be free for a moment between two owners, and must not be taken from anybody but
 -- the giver. A lock that is free is not taken: whoever waits for it was there before.

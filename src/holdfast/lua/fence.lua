@@ -15,16 +15,16 @@ end
 local MAX_LAST = 9007199254740992 - 1 - 64
 local MAX_RETENTION_MS = 34560000000 -- 400 days
 
--- The last fence given out for this name, nil if there is none; and, if the next one would not be exact, an error reply.
--- What is not a plain number (text, inf, 1e18, a negative number, another type) was never given out, so the next fence
--- takes its place. A number that is too large may have been given out, and a lower one after it would break the order.
+-- The last fence given out for this name, nil if there is none; and, if there can be no next one, an error reply. Text, inf,
+-- 1e18 or a negative number was never given out, so the next fence takes its place. A number that is too large may have
+-- been given out, and a lower one after it would break the order. A key of another type is not ours to overwrite.
 local function last_fence()
   local last = redis.pcall('GET', KEYS[2])
   if not last then
     return nil
   elseif type(last) == 'table' then
-    return nil, not string.find(last.err, 'WRONGTYPE', 1, true) and last or nil
-  elseif not string.find(last, '^%d+$') then
+    return nil, string.find(last.err, 'WRONGTYPE', 1, true) and {err = 'FENCETYPE ' .. KEYS[2]} or last
+  elseif last == '' or string.find(last, '%D') then
     return nil
   elseif tonumber(last) > MAX_LAST then
     return nil, {err = 'FENCELIMIT ' .. KEYS[2]}

@@ -88,11 +88,14 @@ local function grant(token, entry)
   if refused then
     return
   end
-  if not is_reachable(token, entry) then
-    local other, theirs = find_waiter(is_reachable)
-    token, entry = other or token, theirs or entry
-  end
   local ttl_ms, retention_ms, fences, channel = wanted(entry)
+  if not channel or listeners(channel) == ABSENT then
+    local other, theirs = find_waiter(is_reachable)
+    if other then
+      token = other
+      ttl_ms, retention_ms, fences, channel = wanted(theirs)
+    end
+  end
   if not channel then
     strike_off(token)
   elseif listeners(channel) == SUBSCRIBED and fences ~= '0' then

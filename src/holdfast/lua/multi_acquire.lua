@@ -12,7 +12,7 @@
 --                                   holder is the token of the holder, '' if there is none
 --         {-1, 0}                   refused; this token was given up before this request arrived
 --         {-2, kind}                refused; one of the names is in use as another kind of lock
---         error FENCELIMIT          refused; the last fence of one of the names is too large for a next one
+--         error FENCELIMIT, FENCETYPE   refused; see fence.lua
 --
 -- One step, because whoever takes one lock after the other can meet somebody who does it the other way round. Nothing is
 -- kept while it waits: what was granted to it in the meantime, but is not enough, is given back here, so nobody waits for

@@ -8,7 +8,7 @@
 --         0           one of the keys is gone, and nothing was changed
 --         -1          one is another owner's, and nothing was changed
 --         -2          this adoption was given up before this request arrived
---         error FENCELIMIT   the last fence of one of the names is too large for a next one
+--         error FENCELIMIT, FENCETYPE   see fence.lua
 --
 -- One step, because none of them must be free for a moment between two owners, nor be taken from anybody but the giver;
 -- and because whoever has one of them has all.

@@ -10,7 +10,7 @@
 -- has not for a second is struck off, and so is an entry that is not in our format.
 
 local PRESENCE_US = 1000000
-local MAX_MS = 31622400000 -- 366 days, the longest time that an option can have
+local MAX_DIGITS = 11 -- of a ttl or retention in ms: no option is longer than 366 days
 local MAX_SEARCHED = 500 -- entries that one step looks at, over all its searches: other clients wait meanwhile
 local CHUNK = 50
 
@@ -22,10 +22,8 @@ local function strike_off(token)
 end
 
 local function is_present(entry)
-  local seen, ttl_ms, retention_ms = string.match(entry or '', '^(%d+) (%d+) (%d+) %w+ .')
-  return seen and math.abs(now - seen) <= PRESENCE_US
-    and tonumber(ttl_ms) > 0 and tonumber(ttl_ms) <= MAX_MS
-    and tonumber(retention_ms) > 0 and tonumber(retention_ms) <= MAX_MS
+  local seen, ttl_ms, retention_ms = string.match(entry or '', '^(%d+) ([1-9]%d*) ([1-9]%d*) %w+ .')
+  return seen and math.abs(now - seen) <= PRESENCE_US and #ttl_ms <= MAX_DIGITS and #retention_ms <= MAX_DIGITS
 end
 
 -- The first waiter that is present, and its entry. With ``fits``: the first for which fits(token, entry) is true. Entries

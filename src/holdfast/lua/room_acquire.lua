@@ -12,7 +12,7 @@
 --                                   holder whose lease ends first, '' if nobody is inside
 --         {-1, 0}                   refused; this token was given up before this request arrived
 --         {-2, kind}                refused; the name is in use as another kind of lock
---         error FENCELIMIT          refused; the last fence of this name is too large for a next one
+--         error FENCELIMIT, FENCETYPE   refused; see fence.lua
 --
 -- One step, because whether there is room is only true while nobody else comes in, because the place and its fence must
 -- not come apart, and because a place in the queue must be taken before somebody leaves and looks for the next.

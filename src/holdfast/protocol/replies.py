@@ -36,7 +36,7 @@ __all__ = [
     "Refused",
     "Remaining",
     "WrongKind",
-    "fence_limit_error",
+    "fence_error",
 ]
 
 FREED: Final = 1  # by a release; by a renewal: it is still ours
@@ -45,7 +45,10 @@ TAKEN: Final = -1  # the key is another holder's
 
 _make: Final[Any] = tuple.__new__  # as in effects
 _MOST_DIGITS: Final = 16
-_FENCE_LIMIT: Final = "FENCELIMIT "
+_FENCE_ERRORS: Final = {  # see lua/fence.lua
+    "FENCELIMIT": "is so large that the next one would not be exact",
+    "FENCETYPE": "is no string",
+}
 
 
 class Malformed(Exception):
@@ -151,14 +154,14 @@ def _fence(value: object) -> int:
     return number
 
 
-def fence_limit_error(message: str) -> Unsupported | None:
-    """The error for a step that was refused because its counter of fences is too large; None for any other message."""
-    if not message.startswith(_FENCE_LIMIT):
+def fence_error(message: str) -> Unsupported | None:
+    """The error for a step that was refused because no fence can be given out; None for any other message."""
+    code, _, key = message.partition(" ")
+    if code not in _FENCE_ERRORS:
         return None
-    key = message.removeprefix(_FENCE_LIMIT)
     return Unsupported(
-        f"its last fence, in the key {key!r}, is so large that the next one would not be exact",
-        "delete that key, and whatever guards have stored of larger fences, when no holder is left",
+        f"its last fence, in the key {key!r}, {_FENCE_ERRORS[code]}",
+        "delete that key, and the larger fences that guards have stored, when no holder is left",
     )
 
 
