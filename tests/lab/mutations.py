@@ -215,7 +215,7 @@ _WAITING: Final[dict[str, Mistake]] = {
     ),
     "newcomer_that_barges_in": in_step("acquire", _QUEUE_OR_TOMBSTONE, "redis.call('EXISTS', KEYS[5])"),
     "waiter_that_loses_its_place_with_each_refresh": in_step(
-        "acquire", "redis.call('ZADD', KEYS[3], 'NX', arrival,", "redis.call('ZADD', KEYS[3], arrival,"
+        "acquire", "redis.call('ZADD', KEYS[3], 'NX', arrival(),", "redis.call('ZADD', KEYS[3], arrival(),"
     ),
 }
 
