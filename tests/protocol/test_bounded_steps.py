@@ -83,6 +83,25 @@ def test_present_entries_without_a_subscriber_do_not_hide_the_waiter_behind_them
     assert play.call("ZCARD", QUEUE) == 200, "they are passed over and keep their places"
 
 
+def test_a_lock_on_several_names_does_not_overtake_the_waiter_behind_them() -> None:
+    play = Crowded()
+    play.world.tracking = False
+    held = play.ask(play.holder)
+    play.run(0.01)
+    for each in range(40):
+        play.call("ZADD", QUEUE, each, f"forged{each}")
+        play.call("HSET", WAITERS, f"forged{each}", play.entry())
+    waiter = play.ask(play.waiter)
+    play.run(0.05)
+    play.holder._driver.crash()  # type: ignore[attr-defined]
+    play.call("DEL", "a")
+    late = play.client("late")
+    several = play.start(late, late.lock("a", "b", ttl=TTL, wait=0.0).acquire())
+    play.run(0.01)
+    assert several.outcome() is None
+    assert waiter.outcome().fence > held.outcome().fence
+
+
 def test_a_killed_client_with_forty_waiters_does_not_delay_the_next_one() -> None:
     play = Play(seed=1)
     holder, crowd, follower = play.client("holder"), play.client("crowd"), play.client("follower")
