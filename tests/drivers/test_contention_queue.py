@@ -177,6 +177,7 @@ def test_two_hundred_thousand_stale_entries_are_struck_off_a_few_at_a_time(
         before = admin.zcard(queue)
         held.release()
         lease = waiter.outcome()
+        assert lease
         assert lease.fence > held.fence
         assert admin.zcard(queue) > before - 10 * SEARCHED
         lease.release()

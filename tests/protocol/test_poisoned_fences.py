@@ -102,6 +102,7 @@ def test_a_release_succeeds_and_the_waiter_is_told_why_it_gets_no_lock() -> None
 def test_a_notification_with_a_fence_that_is_none_is_ignored(fence: str) -> None:
     play = Poisoned()
     hold: Any = object()
-    play.two._driver.board.waiting["token"] = hold  # type: ignore[attr-defined]
-    play.two._driver.board.deliver(f"token {fence} 1700000000000000 -1".encode(), 0.0)  # type: ignore[attr-defined]
+    board = play.two._driver.board
+    board.waiting["token"] = hold
+    board.deliver(f"token {fence} 1700000000000000 -1".encode(), 0.0)
     assert not hasattr(hold, "word")
