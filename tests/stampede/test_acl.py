@@ -12,7 +12,7 @@ from tests.drivers.test_contention_acl import BELLS, NEEDED, TRACKING, user
 from tests.servers import Server
 from tests.support import eventually
 
-CACHE = [*NEEDED, "+hmget", "+hgetall"]
+CACHE = [*NEEDED, "+hmget", "+hgetall", "+hlen"]
 
 
 @pytest.mark.parametrize("more", [[*BELLS, *TRACKING], []], ids=["with bells", "without"])

@@ -19,7 +19,9 @@ local MAX_TOLD = 1000 -- processes that one step tells
 -- There is something to look at: each process that waits is told once. If there are too many for one step, none is: each
 -- asks again by itself, within half a second.
 local function ring_all()
-  local waiters = redis.call('HLEN', KEYS[3]) <= MAX_TOLD and redis.call('HGETALL', KEYS[3]) or {}
+  local count = redis.pcall('HLEN', KEYS[3]) -- an error if an ACL of an earlier version does not allow it
+  local too_many = type(count) == 'number' and count > MAX_TOLD
+  local waiters = too_many and {} or redis.call('HGETALL', KEYS[3])
   redis.call('DEL', KEYS[3])
   for place = 1, #waiters, 2 do
     redis.pcall('PUBLISH', waiters[place], waiters[place + 1] .. ' ask ' .. now_us .. ' 0')
