@@ -240,11 +240,11 @@ def test_a_client_of_fakeredis(aio: bool) -> None:
         (holdfast.aio.connect if aio else holdfast.connect)(fake)
 
 
-@pytest.mark.parametrize("missing", ["del hiredis.pack_command", "hiredis.Reader = type('Reader', (), {})"])
-def test_a_hiredis_that_is_too_old(missing: str) -> None:
-    program = f"import hiredis\nhiredis.__version__ = '1.9'\n{missing}\nimport holdfast\nholdfast.connect('local://')"
+@pytest.mark.parametrize("version", ["1.9", "3.4.1"])
+def test_a_hiredis_that_is_too_old(version: str) -> None:
+    program = f"import hiredis\nhiredis.__version__ = {version!r}\nimport holdfast\nholdfast.connect('local://')"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     last = done.stderr.splitlines()[-1]
     assert last == (
-        "ImportError: Holdfast needs hiredis 3.0 or newer, but 1.9 is installed. Run: pip install -U hiredis"
+        f"ImportError: Holdfast needs hiredis 3.4.2 or newer, but {version} is installed. Run: pip install -U hiredis"
     ), done.stderr

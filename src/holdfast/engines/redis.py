@@ -26,7 +26,9 @@ import redis.exceptions
 
 from holdfast.engines.target import Target
 from holdfast.engines.wire import (
+    MORE,
     Op,
+    Parser,
     client_closed,
     connect_failure,
     is_elsewhere,
@@ -49,7 +51,6 @@ _ALWAYS_FITS: Final = 16_384  # bytes that the kernel takes without waiting for 
 _LOOKS: Final = 100  # a microsecond or two each
 _HOPE: Final = 4  # looking has failed so often in a row: it does not pay here
 _PAUSE: Final = 64  # so many replies are waited for without looking, before it is tried again
-_MORE: Final = object()  # what the parser says when it needs more bytes, for False is a reply in RESP3
 _give_way: Final = getattr(os, "sched_yield", lambda: None)  # the server may need this very core
 
 
@@ -68,7 +69,7 @@ class Line:
     but for a try now and then.
     """
 
-    __slots__ = ("_connection", "_hope", "_plain", "_poll", "_reader", "_sock", "bound", "has_surplus", "rested_at")
+    __slots__ = ("_connection", "_hope", "_parser", "_plain", "_poll", "_sock", "bound", "has_surplus", "rested_at")
 
     def __init__(self, target: Target, timeout: float) -> None:
         extra = target.prepare() if target.prepare else {}
@@ -80,8 +81,8 @@ class Line:
         self._plain = type(self._sock) is socket.socket  # TLS may have read what poll() would wait for
         if self._plain:
             self._sock.settimeout(None)
-        self._reader = hiredis.Reader(notEnoughData=_MORE)
-        self.has_surplus: Callable[[], bool] = self._reader.has_data  # whether more was read than was asked for
+        self._parser = Parser()
+        self.has_surplus: Callable[[], bool] = self._parser.has_data  # whether more was read than was asked for
         self._hope = _HOPE
         self.rested_at = 0.0
         self.bound = False  # the server remembers something of it: what is watched, or the beginning of a MULTI
@@ -92,15 +93,9 @@ class Line:
         return self._receive(deadline)
 
     def _receive(self, deadline: float) -> Any:
-        reader = self._reader
         while True:
-            chunk = self._read(deadline)
-            try:
-                reader.feed(chunk)
-                reply = reader.gets()
-            except TypeError as error:  # a map with a key that Python cannot hash
-                raise hiredis.ProtocolError(str(error)) from error
-            if reply is not _MORE:
+            reply = self._parser.next(self._read(deadline))
+            if reply is not MORE:
                 return reply
             if time.monotonic() >= deadline:  # it comes in bits, each of which was there when we looked
                 raise Silence
@@ -109,8 +104,8 @@ class Line:
         """Send many requests at once and return their replies. Each has the whole of the time, after the last."""
         replies = [self.ask(b"".join(requests), time.monotonic() + timeout)]
         while len(replies) < len(requests):
-            reply = self._reader.gets()
-            replies.append(self._receive(time.monotonic() + timeout) if reply is _MORE else reply)
+            reply = self._parser.next()
+            replies.append(self._receive(time.monotonic() + timeout) if reply is MORE else reply)
         return replies
 
     def _send(self, data: bytes, deadline: float) -> None:

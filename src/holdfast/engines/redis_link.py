@@ -21,19 +21,17 @@ from typing import Any, Final, TypeAlias
 import hiredis
 import redis.exceptions
 
-from holdfast.engines.wire import OVERDUE_AFTER, Op, pack
+from holdfast.engines.wire import MORE, OVERDUE_AFTER, Op, Parser, pack
 from holdfast.protocol.effects import StepFailed
 
-__all__ = ["PENDING", "SPEAKS_RESP3", "Asked", "Link", "Request", "Waker"]
+__all__ = ["PENDING", "Asked", "Link", "Request", "Waker"]
 
 PENDING: Final = object()  # where a reply is to come
 
 _NEVER: Final = float("inf")
 
-_NOTHING: Final = object()  # what the parser says as long as it has no whole reply
 _CHUNK: Final = 65536
-_Push: Final[type[Any] | None] = getattr(hiredis, "PushNotification", None)
-SPEAKS_RESP3: Final = _Push is not None  # pushes can be told from replies since hiredis 3.2
+_MOST_CHUNKS: Final = 64  # read at a time, so that an endless reply cannot keep the thread from its other work
 
 
 class Request:
@@ -147,7 +145,7 @@ class Link:
 
     __slots__ = (
         "_connection",
-        "_reader",
+        "_parser",
         "asked",
         "events",
         "is_ear",
@@ -164,7 +162,7 @@ class Link:
         self._connection = connection
         self.sock: socket.socket = connection._sock
         self.sock.setblocking(False)
-        self._reader = hiredis.Reader(notEnoughData=_NOTHING)
+        self._parser = Parser()
         self.out: list[bytes] = []
         self.resp3 = resp3
         self.is_ear = is_ear  # whether bells are rung here
@@ -207,31 +205,31 @@ class Link:
             pass  # the session must be told something first, and that is something to read
 
     def read(self) -> list[Any]:
-        """All that has come."""
+        """What has come. More may be left for the next time, which is then at once."""
         self.reading_waits = False
+        replies: list[Any] = []
+        parse = self._parser.next
         try:
-            while True:
+            for _ in range(_MOST_CHUNKS):
                 chunk = self.sock.recv(_CHUNK)
                 if not chunk:
                     raise ConnectionResetError("the server closed the connection")
-                self._reader.feed(chunk)
+                reply = parse(chunk)
+                while reply is not MORE:
+                    replies.append(reply)
+                    reply = parse()
                 if len(chunk) < _CHUNK and not isinstance(self.sock, ssl.SSLSocket):  # which gives one record at a time
-                    break
+                    return replies
+            self.reading_waits = True  # TLS may have read what poll() would wait for
         except (BlockingIOError, ssl.SSLWantReadError):
             pass
         except ssl.SSLWantWriteError:
             self.reading_waits = True
-        replies = []
-        try:
-            while (reply := self._reader.gets()) is not _NOTHING:
-                replies.append(reply)
-        except TypeError as error:  # a map with a key that Python cannot hash
-            raise hiredis.ProtocolError(str(error)) from error
         return replies
 
     def is_push(self, reply: Any) -> bool:
         # Before RESP3, a connection that listens has nothing else to say than what is pushed, but for errors.
-        return isinstance(reply, _Push) if self.resp3 and _Push is not None else self.is_ear and type(reply) is list
+        return isinstance(reply, hiredis.PushNotification) if self.resp3 else self.is_ear and type(reply) is list
 
     def close(self) -> None:
         try:

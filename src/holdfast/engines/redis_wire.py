@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any, Final
 import hiredis
 import redis.exceptions
 
-from holdfast.engines.redis_link import PENDING, SPEAKS_RESP3, Asked, Link, Request, Waker
+from holdfast.engines.redis_link import PENDING, Asked, Link, Request, Waker
 from holdfast.engines.target import Target
 from holdfast.engines.wire import (
     Op,
@@ -77,7 +77,7 @@ class Wire:
         self._now = now  # the clock of the board, which is not that of our timeouts
         self._closed = False
         self._complained = False
-        self._speaks_resp3 = SPEAKS_RESP3
+        self._speaks_resp3 = True
         self._tracks = True
         self._begin()
 

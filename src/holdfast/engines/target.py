@@ -15,6 +15,7 @@ import socket
 import sys
 import warnings
 from collections.abc import Callable
+from functools import lru_cache
 from types import ModuleType
 from typing import Any, Final, NamedTuple
 
@@ -27,6 +28,7 @@ __all__ = ["Target", "aim"]
 _FILES: Final = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
 # Seconds, but for the last: how long what was sent may stay unconfirmed, in ms.
 _KEEP_ALIVE: Final = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 20_000}
+_MOST_READS: Final = 256  # of 64 KiB at most, for one handshake
 
 _told = False
 
@@ -50,9 +52,28 @@ class Target(NamedTuple):
                 raise Unavailable(
                     {self.address: f"{option} names a file that does not exist: {path}"}, "Check the path"
                 )
-        return self.connection_class(
+        connection = self.connection_class(
             **{**self.settings, **extra, "socket_timeout": timeout, "socket_connect_timeout": timeout}
         )
+        connection.set_parser(_limited(connection._parser.__class__))
+        return connection
+
+
+@lru_cache
+def _limited(parser_class: Any) -> Any:
+    """That parser of redis-py's, with a limit. It reads the replies of the handshake, which are short."""
+    from redis.exceptions import InvalidResponse
+
+    class Limited(parser_class):  # type: ignore[misc]
+        reads = 0
+
+        def read_from_socket(self, *args: Any, **kwargs: Any) -> Any:  # or a coroutine, under asyncio
+            self.reads += 1
+            if self.reads > _MOST_READS:
+                raise InvalidResponse("a reply of the handshake is too long")
+            return super().read_from_socket(*args, **kwargs)
+
+    return Limited
 
 
 def aim(target: object, *, aio: bool) -> Target:

@@ -20,11 +20,16 @@ import redis.exceptions
 from holdfast.errors import HoldfastError, Unavailable, Unsupported, rounded
 from holdfast.lua import SCRIPTS
 from holdfast.protocol.effects import Command, Step, StepFailed
+from holdfast.protocol.entries import LARGEST
 from holdfast.protocol.replies import fence_error
 
 __all__ = [
+    "LONGEST_REPLY",
+    "MORE",
     "OVERDUE_AFTER",
     "Op",
+    "Parser",
+    "ReplyTooLong",
     "client_closed",
     "complain_of_mute",
     "connect_failure",
@@ -42,13 +47,16 @@ log = logging.getLogger("holdfast")
 
 Op = Step | Command
 
-try:
-    _pack: Callable[[tuple[Any, ...]], bytes] = hiredis.pack_command
-    hiredis.Reader.has_data  # noqa: B018 (the newest of what is needed)
-except AttributeError:
+_HIREDIS: Final = (3, 4, 2)  # older ones crash on a huge array inside a map
+if tuple(map(int, re.findall(r"\d+", hiredis.__version__)[:3])) < _HIREDIS:
     raise ImportError(
-        f"Holdfast needs hiredis 3.0 or newer, but {hiredis.__version__} is installed. Run: pip install -U hiredis"
-    ) from None
+        f"Holdfast needs hiredis {'.'.join(map(str, _HIREDIS))} or newer, but {hiredis.__version__} is installed. "
+        "Run: pip install -U hiredis"
+    )
+_pack: Final[Callable[[tuple[Any, ...]], bytes]] = hiredis.pack_command
+
+LONGEST_REPLY: Final = LARGEST + 2**20  # bytes: a cached value, and what comes with it
+MORE: Final = object()  # what a Parser returns when it needs more bytes; False is a reply in RESP3
 # Seconds for which a shared connection may owe a reply beyond its time. A server may well be slower, for once, than the
 # shortest timeout of a request.
 OVERDUE_AFTER: Final = 0.3
@@ -74,6 +82,42 @@ def _opening(script: str, shared: tuple[str, ...], keys: int, args: int) -> byte
     """The bytes of a request as far as they are the same for every step of that kind on a lock: more than half."""
     words = _pack((b"EVALSHA", SCRIPTS[script].sha, str(keys), *shared))
     return b"*%d" % (3 + keys + args) + words[words.index(b"\r") :]
+
+
+class ReplyTooLong(hiredis.ProtocolError):
+    """The server sent a reply that is longer than LONGEST_REPLY, or announced one that does not fit into memory."""
+
+
+class Parser(hiredis.Reader):
+    """Turns the bytes of one connection into replies.
+
+    A server, or something in its place, can announce a reply of any length and never end it. So the bytes since the
+    last complete reply are counted, and a reply that grows too long ends the connection.
+    """
+
+    __slots__ = ("_unfinished",)
+
+    def __init__(self) -> None:
+        super().__init__(notEnoughData=MORE)
+        self._unfinished = 0
+
+    def next(self, chunk: bytes = b"") -> Any:
+        """Add these bytes; the next complete reply, or MORE. ProtocolError if they are no reply of Redis."""
+        try:
+            if chunk:
+                self.feed(chunk)
+            reply = self.gets()
+        except TypeError as error:  # a map with a key that Python cannot hash
+            raise hiredis.ProtocolError(str(error)) from error
+        except MemoryError as error:
+            raise ReplyTooLong("an array that does not fit into memory") from error
+        if reply is not MORE:
+            self._unfinished = 0
+        else:
+            self._unfinished += len(chunk)
+            if self._unfinished > LONGEST_REPLY:
+                raise ReplyTooLong(f"more than {LONGEST_REPLY} bytes")
+        return reply
 
 
 def is_elsewhere(reply: object) -> bool:
@@ -204,7 +248,10 @@ def lost_connection(address: str, cause: BaseException | None, *, met: bool = Tr
             Unavailable({address: _WANTS_CERTIFICATE[0]}, _WANTS_CERTIFICATE[1]), cause, sent=True, retry=False
         )
     what, advice = "the connection was lost", "Is the server still running?"
-    if isinstance(cause, hiredis.ProtocolError):
+    if isinstance(cause, ReplyTooLong):
+        what = f"it sent a reply of more than {LONGEST_REPLY // 2**20} MiB"
+        advice = "Cache smaller values, and check that a Redis server answers at this address"
+    elif isinstance(cause, hiredis.ProtocolError):
         what = "it sent something that is no reply of Redis"
         advice = "Check host and port, and whether it expects TLS (rediss://)"
     elif isinstance(cause, TimeoutError):
