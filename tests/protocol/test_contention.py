@@ -192,6 +192,41 @@ def test_a_server_that_forbids_bells_is_polled() -> None:
         crowd.check_fifo()
 
 
+@pytest.mark.parametrize("cuts", [1, 3])
+def test_a_waiter_whose_attempt_to_subscribe_was_cut_subscribes_later(cuts: int) -> None:
+    play = Play(seed=1)
+    play.world.cut_subscriptions = cuts
+    one, two = play.client("one"), play.client("two")
+    play.start(one, play.cycle(one, ttl=60, hold=20.0))
+    play.run(0.01)
+    second = play.start(two, play.cycle(two, ttl=60))
+    play.run(10.0)
+    assert play.machines[1].board.armed
+    asked = len(play.world.sent)
+    play.run(2.0)
+    assert len(play.world.sent) - asked <= 5, "it waits for a notification and does not poll"
+    play.run(8.1)
+    second.outcome()
+
+
+def test_a_waiter_that_subscribes_late_keeps_its_place_and_its_end() -> None:
+    play = Play(seed=1)
+    play.world.cut_subscriptions = 1000
+    one, two, three = (play.client(name) for name in ("one", "two", "three"))
+    play.start(one, play.cycle(one, ttl=60, hold=6.0))
+    play.run(0.01)
+    second = play.start(two, play.cycle(two, ttl=60))
+    play.run(0.01)
+    third = play.start(three, play.cycle(three, ttl=60, wait=5.0))
+    play.run(4.0)
+    assert play.world.cut_subscriptions > 980, "attempts are ever further apart"
+    play.run(1.1)
+    assert third.done
+    assert isinstance(third.error, holdfast.AcquireTimeout)
+    play.run(1.0)
+    second.outcome()
+
+
 def events_of(crowd: Crowd, seconds: float) -> int:
     count = 0
     while crowd.world._events and crowd.world._events[0][0] <= seconds * 1e6:

@@ -99,6 +99,7 @@ class World:
         self.fate_of_bell: Callable[[int], Fate] = lambda number: DELIVERED
         self.bells = 0  # how many were rung
         self.mute = False  # the server forbids pub/sub
+        self.cut_subscriptions = 0  # how many attempts to subscribe are still to be cut
         self.tracking = True  # the server tells of foreign writes
         self.sent: list[Message] = []
         self.hung = False  # the server reads nothing; what is sent waits
@@ -220,6 +221,10 @@ class World:
         if self.down:
             refused = self.refused()
             self.at(self.now_us + self.latency_us, lambda: answer(refused))
+        elif self.cut_subscriptions:
+            self.cut_subscriptions -= 1
+            lost = failed("the connection was lost", sent=True, prompt=True)
+            self.at(self.now_us + self.latency_us, lambda: answer(lost))
         elif not self.hung:
 
             def arrive() -> None:

@@ -2,8 +2,9 @@
 
 Invariant. Notifications are hints: a waiter asks again after half a second at the latest, which also shows the server
 that it is alive. So one that was lost, late or sent twice costs time and nothing else. A waiter that cannot be notified
-(no permission, no free connection) polls. No loop is without a pause, and none without an end: the caller's patience, a
-server that never answered this client, or a refusal that cannot pass.
+(no permission, no free connection) polls; if it may subscribe but could not, it tries that again. No loop is without a
+pause, and none without an end: the caller's patience, a server that never answered this client, or a refusal that
+cannot pass.
 
 Atomic: each step that is sent. The subscriber is started after the first refusal, and the step is sent once more before
 the first wait, because what is waited for may have happened before the server could notify us.
@@ -32,6 +33,8 @@ REFRESH: Final = 0.5  # how often a waiter asks again; after a second of silence
 _LONGEST_POLL: Final = 0.1  # of a waiter that cannot be notified
 _FIRST_WARNING: Final = 1.0  # seconds between two warnings, doubled each time
 _RAREST_WARNING: Final = 60.0
+_SUBSCRIBE_AGAIN: Final = 0.25  # seconds until the next attempt to subscribe; doubled each time
+_RAREST_ATTEMPT: Final = 4.0
 _SOON_OVER: Final = 10.0  # a wait that ends within this says nothing before its end
 
 
@@ -52,6 +55,8 @@ class Waiter:
 
     attempt = 0
     unsubscribed = False  # we could not subscribe just now, and poll
+    _subscribe_at = 0.0  # when to try again
+    _subscribe_pause = _SUBSCRIBE_AGAIN
     _warned_at = float("-inf")
     _warn_after = 0.0
 
@@ -108,7 +113,7 @@ class Waiter:
                     now = yield from clock()
                     if now >= self.until:
                         return None
-                    if not channel:
+                    if not channel or (channel == MUTE and self.unsubscribed and now >= self._subscribe_at):
                         yield from self._subscribe(now)
                         now = yield from clock()
                     else:
@@ -123,10 +128,14 @@ class Waiter:
             found = None  # which may be an error, and keep alive the frames that it went through
 
     def _subscribe(self, now: float) -> Effects[None]:
-        """Start the client's subscriber; if that cannot be had just now (no connection is left), poll."""
-        board = self.board
+        """Start the client's subscriber; if that fails for now (a cut connection, none left), poll, and try again."""
+        board, timeout = self.board, self.tries.timeout(now)
+        if self.unsubscribed:  # a waiter that asks nothing for longer than this may lose its place
+            timeout = min(timeout, REFRESH, self.until - now)
+        self._subscribe_at = now + self._subscribe_pause
+        self._subscribe_pause = min(2 * self._subscribe_pause, _RAREST_ATTEMPT)
         try:
-            board.mute = not (yield from listen(self.tries.timeout(now)))
+            board.mute = not (yield from listen(timeout))
             self.unsubscribed = not board.armed and not board.mute  # it was lost again at once
         except StepFailed as failed:
             self.unsubscribed = failed.retry
