@@ -9,6 +9,7 @@ import pytest
 
 import holdfast
 from holdfast.drivers import clock
+from holdfast.engines.redis import Engine
 from holdfast.engines.redis_wire import Wire
 from holdfast.engines.target import aim
 from holdfast.engines.wire import LONGEST_REPLY
@@ -29,7 +30,8 @@ HUGE_ARRAYS = [
 
 @pytest.fixture
 def shared(proxy: Proxy) -> Iterator[Wire]:
-    wire = Wire(aim(proxy.url, aio=False), Board(), clock.now)  # type: ignore[arg-type]
+    target = aim(proxy.url, aio=False)
+    wire = Wire(target, Board(), clock.now, Engine(target))  # type: ignore[arg-type]
     yield wire
     wire.close()
 

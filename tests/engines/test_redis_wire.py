@@ -21,6 +21,7 @@ import pytest
 import redis
 
 from holdfast.drivers import clock
+from holdfast.engines.redis import Engine
 from holdfast.engines.redis_wire import Wire
 from holdfast.engines.target import aim
 from holdfast.protocol.effects import Command, Step, StepFailed
@@ -67,7 +68,8 @@ def make(board: Board) -> Iterator[Callable[[str], Wire]]:
 
     def make(url: str) -> Wire:
         named = url + ("&" if "?" in url else "?") + "client_name=wire"
-        wires.append(Wire(aim(named, aio=False), board, clock.now))  # type: ignore[arg-type]
+        target = aim(named, aio=False)
+        wires.append(Wire(target, board, clock.now, Engine(target)))  # type: ignore[arg-type]
         return wires[-1]
 
     yield make
@@ -787,6 +789,25 @@ def test_without_resp3_bells_come_over_a_second_connection(
             assert relay.hellos == 1, "that it was refused is remembered"
 
 
+@pytest.mark.parametrize(
+    "code", ["ERR max number of clients reached", "ERR max number of clients + cluster connections reached"]
+)
+def test_a_server_without_room_for_a_moment_is_asked_for_resp3_again(
+    code: str, make: Callable[[str], Wire], proxy: Proxy, admin: redis.Redis, board: Board
+) -> None:
+    wire = make(proxy.url)
+    proxy.on("hello", instead(f"-{code}\r\n".encode()))
+    with pytest.raises(StepFailed, match="no room for another connection") as caught:
+        wire.listen(LONG)
+    assert caught.value.retry
+    assert wire.listen(LONG)
+    assert [found["resp"] for found in wires_of(admin)] == ["3"]
+    admin.set("x", "mine")
+    assert wire.call(renewal("x", "mine"), LONG)
+    admin.delete("x")
+    eventually(lambda: board.written == ["x"])
+
+
 def test_without_resp3_who_may_not_subscribe_is_told_too(
     make: Callable[[str], Wire], server: Server, admin: redis.Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -949,12 +970,13 @@ def test_interrupts_at_any_moment_mix_nothing_up(server: Server) -> None:
     code = """
     import random, threading
     from holdfast.drivers import clock
+    from holdfast.engines.redis import Engine
     from holdfast.engines.redis_wire import Wire
     from holdfast.engines.target import aim
     from holdfast.protocol.effects import Command, StepFailed
     from tests.engines.test_redis_wire import Board
 
-    wire = Wire(aim(url, aio=False), Board(), clock.now)
+    wire = Wire(aim(url, aio=False), Board(), clock.now, Engine(aim(url, aio=False)))
     stop = time.monotonic() + 5.0
     wrong, answered = [], [0, 0]
 

@@ -81,7 +81,7 @@ class Driver:
         self.book = Book(Bell())
         self.board = Switchboard(self.book, Bell)
         self.cohorts = Cohorts(Bell)
-        self.wire = Wire(target, self.board, clock.now)
+        self.engine.spare = self.wire = Wire(target, self.board, clock.now, self.engine)
         self.now = clock.now
         self.life = 0  # counts forks
         self._namespace = namespace

@@ -19,7 +19,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import hiredis
 import redis.exceptions
@@ -32,6 +32,7 @@ from holdfast.engines.wire import (
     client_closed,
     connect_failure,
     is_elsewhere,
+    is_full,
     is_noscript,
     leaves_nothing,
     lost_connection,
@@ -41,6 +42,9 @@ from holdfast.engines.wire import (
     silence,
 )
 from holdfast.protocol.effects import Command, StepFailed
+
+if TYPE_CHECKING:
+    from holdfast.engines.redis_wire import Wire
 
 __all__ = ["Engine"]
 
@@ -183,10 +187,14 @@ class Engine:
         self._known = False  # whether this server has ever answered
         self._served = False  # whether it has ever answered a step that may write, without an error
         self._closed = False
+        self.spare: Wire | None = None  # for steps, while no connection can be made
 
     def call(self, op: Op, timeout: float) -> Any:
         deadline = time.monotonic() + timeout
-        line = self._take(timeout)
+        try:
+            line = self._take(timeout)
+        except StepFailed as failed:
+            return self._call_spare(op, deadline, failed)
         try:
             reply = line.ask(pack(op), deadline)
             if is_noscript(reply):
@@ -194,11 +202,21 @@ class Engine:
         except BaseException as error:
             raise self._broken(line, error, timeout)  # noqa: B904 (it has its cause)
         self._known = True
+        if is_full(reply):  # and about to close the connection
+            self._drop(line)
+            return self._call_spare(op, deadline, self._judge(reply, op))
         self._put_back(line, reply)
         if isinstance(reply, hiredis.ReplyError):
             raise self._judge(reply, op)
         self._served = self._served or may_write(op)
         return reply
+
+    def _call_spare(self, op: Op, deadline: float, failed: StepFailed) -> Any:
+        """No connection can be had: use that of the wire, if there is one."""
+        left = deadline - time.monotonic()
+        if self._closed or left <= 0 or self.spare is None or not self.spare.is_up():
+            raise failed
+        return self.spare.call(op, left)
 
     def call_each(self, ops: Sequence[Op], timeout: float) -> list[Any]:
         """The reply to each, or its StepFailed."""
@@ -247,6 +265,10 @@ class Engine:
             self._drop(line)
         else:
             self._put_back(line)
+
+    def has_resting(self) -> bool:
+        """Whether a connection can be had without making one."""
+        return bool(self._resting)
 
     def _judge(self, reply: Any, op: Op) -> Any:
         """The reply, or the StepFailed that an error is."""

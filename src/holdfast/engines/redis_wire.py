@@ -49,6 +49,7 @@ from holdfast.engines.wire import (
 from holdfast.protocol.effects import Command, Step, StepFailed
 
 if TYPE_CHECKING:
+    from holdfast.engines.redis import Engine
     from holdfast.protocol.bells import Switchboard
 
 __all__ = ["Wire"]
@@ -70,13 +71,15 @@ _CACHE: Final = pack(Command(("CLIENT", "CACHING", "YES")))
 class Wire:
     """Runs steps on one server, and listens to it. Any thread may call what has no underscore."""
 
-    def __init__(self, target: Target, board: Switchboard, now: Callable[[], float]) -> None:
+    def __init__(self, target: Target, board: Switchboard, now: Callable[[], float], spare: Engine) -> None:
         self.address = target.address
         self._target = target
         self._board = board
+        self.spare = spare  # for steps, while there is no connection
         self._now = now  # the clock of the board, which is not that of our timeouts
         self._closed = False
         self._complained = False
+        self._told = False  # that waiters poll for now; until the next subscription
         self._speaks_resp3 = True
         self._tracks = True
         self._begin()
@@ -110,14 +113,28 @@ class Wire:
             threading.Thread(target=self._run, name="holdfast-bells", daemon=True).start()
 
     def call(self, op: Op, timeout: float) -> Any:
-        reply = self._ask(Request((op,), timeout), timeout)[0]
+        reply = self.call_each((op,), timeout)[0]
         if isinstance(reply, StepFailed):
             raise reply
         return reply
 
     def call_each(self, ops: Sequence[Op], timeout: float) -> list[Any]:
         """The reply to each, or its StepFailed."""
-        return self._ask(Request(ops, timeout), timeout) if ops else []
+        if not ops:
+            return []
+        if self.is_up() or not self.spare.has_resting():
+            return self._ask(Request(ops, timeout), timeout)
+        # No connection yet. If none can be made (a server at maxclients), one that is there will do, untracked.
+        until = time.monotonic() + timeout
+        replies = self._ask(Request(ops, timeout / 2), timeout / 2)
+        unsent = all(isinstance(reply, StepFailed) and not reply.sent for reply in replies)
+        left = until - time.monotonic()
+        return self.spare.call_each(ops, left) if unsent and left > 0 and not self._closed else replies
+
+    def is_up(self) -> bool:
+        """Whether there is a connection that takes requests."""
+        link = self._line
+        return link is not None and link.owing_since == _NEVER
 
     def listen(self, timeout: float) -> bool:
         """Hear bells from now on; False if the server does not allow that."""
@@ -125,7 +142,11 @@ class Wire:
             return True
         reply = self._ask(self._subscription(timeout), timeout)[0]
         if isinstance(reply, StepFailed):
+            if reply.retry and not self._told:
+                self._told = True
+                log.warning("waiters poll until notifications can be subscribed to: %s", reply.error)
             raise reply
+        self._told = False
         return bool(reply)
 
     def _subscription(self, timeout: float) -> Request:
@@ -193,8 +214,8 @@ class Wire:
         self._begin()
 
     def _refuse_all(self, why: Callable[[], StepFailed]) -> None:
-        """Whatever is in the queue will not be sent."""
-        while True:
+        """Refuse what is in the queue by now, and not what comes while this is done."""
+        for _ in range(len(self._queue)):
             try:
                 request = self._queue.popleft()
             except IndexError:
@@ -302,8 +323,8 @@ class Wire:
             try:
                 return self._open(patience, resp3=True, is_ear=True)
             except (redis.exceptions.ResponseError, redis.exceptions.ConnectionError) as refused:
-                if isinstance(refused.__context__, OSError):
-                    raise  # no connection at all
+                if isinstance(refused.__context__, OSError) or refusal(refused, self.address).retry:
+                    raise  # no connection at all, or none for the moment
                 # HELLO was refused, or answered by hanging up. If it was something else, we shall hear it again.
                 link = self._open(patience, resp3=False, is_ear=listens)
                 self._speaks_resp3 = not isinstance(refused, redis.exceptions.ResponseError)

@@ -34,6 +34,7 @@ __all__ = [
     "complain_of_mute",
     "connect_failure",
     "is_elsewhere",
+    "is_full",
     "is_noscript",
     "leaves_nothing",
     "lost_connection",
@@ -135,6 +136,11 @@ def may_write(op: Op) -> bool:
 
 def is_noscript(reply: object) -> bool:
     return isinstance(reply, hiredis.ReplyError) and str(reply).startswith("NOSCRIPT")
+
+
+def is_full(reply: object) -> bool:
+    """Whether the server has no room for this connection, and closes it."""
+    return isinstance(reply, hiredis.ReplyError) and _code_of(str(reply)) == "MAXCLIENTS"
 
 
 def leaves_nothing(commands: Sequence[Command]) -> bool:
