@@ -7,16 +7,17 @@ what others write, and not of what it writes itself.
 
 from __future__ import annotations
 
+import _thread
 import logging
+import queue
 import threading
-from _thread import allocate_lock, get_ident
-from queue import SimpleQueue
+import time
 from secrets import token_hex
-from time import sleep, time
 from typing import Any, TypeVar
 
 from holdfast.drivers import clock, forks
 from holdfast.drivers.traces import cut_short
+from holdfast.engines import greenlets
 from holdfast.engines.redis import Engine
 from holdfast.engines.redis_wire import Wire
 from holdfast.engines.target import Target
@@ -44,7 +45,7 @@ class Bell:
     __slots__ = ("_silent",)
 
     def __init__(self) -> None:
-        self._silent = allocate_lock()
+        self._silent = _thread.allocate_lock()
         self._silent.acquire()
 
     def ring(self) -> None:
@@ -87,8 +88,9 @@ class Driver:
         self._namespace = namespace
         self._keeper: threading.Thread | None = None
         self._teller: threading.Thread | None = None
-        self._news: SimpleQueue[Hold | None] = SimpleQueue()  # of losses, to be told
+        self._news: queue.SimpleQueue[Hold | None] = queue.SimpleQueue()  # of losses, to be told
         self._starting = threading.Lock()
+        self._marks: list[greenlets.Mark] = []
         self._name_channel()
         forks.watch(self)
 
@@ -122,7 +124,7 @@ class Driver:
                         advance = send
                         kind = type(effect)
                         if kind is fx.Now:
-                            value = time() if effect.wall else now()
+                            value = time.time() if effect.wall else now()
                         elif kind is fx.Call:
                             step = effect.step
                             if type(step) is fx.Step and step.watch:
@@ -130,13 +132,13 @@ class Driver:
                             else:
                                 value = call(step, effect.timeout)
                         elif kind is fx.Caller:
-                            value = get_ident()
+                            value = _thread.get_ident()
                         elif kind is fx.NewToken:
                             value = clock.new_token(effect.label)
                         elif kind is fx.Wait:
                             value = _wait(effect.bell, effect.until)
                         elif kind is fx.Attach:
-                            value = get_ident(), None  # a thread cannot be cancelled; its body has lost and check()
+                            value = _thread.get_ident(), None  # a thread cannot be cancelled; it has lost and check()
                         else:
                             value = self._perform(effect, engine)
                 except StopIteration as done:
@@ -194,12 +196,13 @@ class Driver:
                     self._keeper = keeper
 
     def _keep(self) -> None:
+        self._marks += greenlets.mark()
         while not self.book.closed:
             try:
                 self.run(keep(self.book), self.wire)
             except Exception:
                 log.exception("the keeper of %s stumbled and starts again", self.engine.address)
-                sleep(1.0)
+                time.sleep(1.0)
 
     def _tell(self, hold: Hold) -> None:
         """Call on_lost, in a thread for that: what it does must not hold up the renewal of other leases."""
@@ -216,6 +219,7 @@ class Driver:
                 self._teller = teller
 
     def _tell_all(self) -> None:
+        self._marks += greenlets.mark()
         while (hold := self._news.get()) is not None:
             try:
                 if hold.notify is not None:
@@ -244,6 +248,8 @@ class Driver:
     def forget(self) -> None:
         """In a forked child: threads are gone, and sockets, locks and leases are the parent's."""
         self.life += 1
+        while self._marks:
+            self._marks.pop().end()
         self.engine.forget()
         self.wire.forget()
         self.book.disown("this process was forked from the holder; the hold stayed with the parent")
@@ -252,7 +258,7 @@ class Driver:
         self.cohorts.forget()
         self._name_channel()
         self._keeper = self._teller = None
-        self._news = SimpleQueue()
+        self._news = queue.SimpleQueue()
         self._starting = threading.Lock()
 
 
@@ -261,5 +267,5 @@ def _wait(bell: fx.Bell | None, until: float) -> float:
     if isinstance(bell, Bell):
         bell.wait(left)
     elif left > 0:
-        sleep(min(left, threading.TIMEOUT_MAX))
+        time.sleep(min(left, threading.TIMEOUT_MAX))
     return clock.now()

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Final
 import hiredis
 import redis.exceptions
 
+from holdfast.engines import greenlets
 from holdfast.engines.target import Target
 from holdfast.engines.wire import (
     MORE,
@@ -80,9 +81,10 @@ class Line:
         self._connection = target.connection(timeout, extra)
         self._connection.connect()
         self._sock: socket.socket = self._connection._sock
-        self._poll = select.poll()
+        self._poll = greenlets.native_poll()
         self._poll.register(self._sock, select.POLLIN)
-        self._plain = type(self._sock) is socket.socket  # TLS may have read what poll() would wait for
+        # TLS may have read what poll() would wait for, and under gevent every recv() waits, whatever its flags.
+        self._plain = type(self._sock).__module__ == "socket"
         if self._plain:
             self._sock.settimeout(None)
         self._parser = Parser()
@@ -131,7 +133,7 @@ class Line:
             if left <= 0:
                 raise Silence
             if not self._plain:
-                chunk = self._read_tls(left)
+                chunk = self._read_in_time(left)
             elif self._poll.poll(left * 1000):
                 chunk = self._sock.recv(65536)
             else:
@@ -140,7 +142,7 @@ class Line:
             raise ConnectionResetError("the server closed the connection")
         return chunk
 
-    def _read_tls(self, left: float) -> bytes:
+    def _read_in_time(self, left: float) -> bytes:
         self._sock.settimeout(left)
         try:
             return self._sock.recv(65536)

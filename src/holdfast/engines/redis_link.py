@@ -7,13 +7,13 @@ either, for a caller who was interrupted may not have come to take it back.
 
 from __future__ import annotations
 
+import _thread
 import os
 import select
 import socket
 import ssl
 import threading
 import time
-from _thread import allocate_lock
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeAlias
@@ -64,7 +64,7 @@ class Request:
         self._missing = len(ops)
         self._heard_at = 0.0
         self._claim: list[None] = [None]
-        self._done = allocate_lock()
+        self._done = _thread.allocate_lock()
         self._done.acquire()
 
     def claim(self) -> bool:

@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any, Final
 import hiredis
 import redis.exceptions
 
+from holdfast.engines import greenlets
 from holdfast.engines.redis_link import PENDING, Asked, Link, Request, Waker
 from holdfast.engines.target import Target
 from holdfast.engines.wire import (
@@ -95,7 +96,8 @@ class Wire:
         self._links: dict[int, Link] = {}  # by descriptor: the line, the ear, or the one that is both under RESP3
         self._line: Link | None = None
         self._ear: Link | None = None
-        self._poll = select.poll()
+        self._poll: Any = None
+        self._marks: list[greenlets.Mark] = []
         self._patience = _FIRST_PATIENCE
         self._not_before = 0.0  # for the next attempt to connect
         self._rearm_at = _NEVER
@@ -203,6 +205,8 @@ class Wire:
 
     def forget(self) -> None:
         """In a forked child: thread and sockets are the parent's."""
+        for mark in self._marks:
+            mark.end()
         for link in self._links.values():
             link.forget()
         sock = getattr(self._opening, "_sock", None)
@@ -233,6 +237,8 @@ class Wire:
             return
         if self._seat.setdefault(None, threading.current_thread()) is not threading.current_thread():
             return
+        self._marks = greenlets.mark()
+        self._poll = select.poll()  # here, because gevent's belongs to the thread that makes it
         self._poll.register(waker, select.POLLIN)
         self._waker = waker
         while not self._closed:

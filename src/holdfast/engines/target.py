@@ -19,7 +19,7 @@ from functools import lru_cache
 from types import ModuleType
 from typing import Any, Final, NamedTuple
 
-from holdfast.engines import local
+from holdfast.engines import greenlets, local
 from holdfast.errors import InvalidConfig, LocalOnlyWarning, Unavailable, Unsupported
 from holdfast.url import Location, locate, redact
 
@@ -78,6 +78,7 @@ def _limited(parser_class: Any) -> Any:
 
 def aim(target: object, *, aio: bool) -> Target:
     """The server that ``connect(target)`` means. Nothing is contacted yet."""
+    greenlets.refuse_eventlet()
     if target is None:
         target = os.environ.get("HOLDFAST_URL") or _fall_back_to_local()
     if isinstance(target, str):
