@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import redis
@@ -17,6 +18,7 @@ import redis
 from tests.proxy import Proxy
 from tests.servers import Server
 from tests.support import ROOT, Script, eventually
+from tests.tls import TlsRelay
 
 PATCH = """
 import warnings
@@ -374,6 +376,80 @@ def test_owners_are_greenlets(run: Callable[..., Script], url: str) -> None:
     )
     script.hear("True", timeout=60.0)
     script.hear("1 {7}")
+    script.finish()
+
+
+def test_over_tls(run: Callable[..., Script], server: Server, certificate: tuple[str, str]) -> None:
+    relay = TlsRelay(server.port, *certificate)
+    try:
+        script = run(
+            """
+            client = holdfast.connect(url)
+            with client.lock("x", ttl=3.0) as lease:
+                gevent.sleep(4.0)
+                say(lease.held)
+            say("ready")
+            sys.stdin.readline()
+            started = monotonic()
+            try:
+                client.lock("x").acquire(timeout=1.0)
+            except holdfast.Unavailable:
+                say(0.9 <= monotonic() - started < 4.0)
+            """,
+            f"rediss://localhost:{relay.port}/0?ssl_ca_certs={certificate[0]}",
+        )
+        script.hear("True")
+        script.hear("ready")
+        server.pause()
+        script.write("go\n")
+        script.hear("True")
+        server.resume()
+        script.finish()
+    finally:
+        server.resume()
+        relay.close()
+
+
+def test_an_embedded_server_and_other_programs_can_be_started(run: Callable[..., Script], tmp_path: Path) -> None:
+    script = run(
+        """
+        import subprocess
+        client = holdfast.connect(url)
+        with client.lock("x", ttl=1.0) as lease:
+            say(subprocess.run(["echo", "started"], capture_output=True, text=True).stdout.strip())
+            gevent.sleep(1.5)
+            say(lease.held)
+        client.close()
+        """,
+        f"local://{tmp_path}/hf",
+    )
+    script.hear("started")
+    script.hear("True")
+    script.finish()
+
+
+def test_a_greenlet_that_never_yields_loses_its_lease_and_is_told(run: Callable[..., Script], url: str) -> None:
+    script = run(
+        """
+        told = []
+        client = holdfast.connect(url)
+        lease = client.lock("x", ttl=0.5, on_lost=told.append).acquire()
+        until = monotonic() + 1.0
+        while monotonic() < until:
+            pass
+        say(lease.held)
+        say(lease.lost.wait(5.0))
+        gevent.sleep(0.3)
+        say(len(told))
+        try:
+            lease.release()
+        except holdfast.LeaseLost:
+            client.close()
+        """,
+        url,
+    )
+    for expected in ("False", "True", "1"):
+        script.hear(expected)
     script.finish()
 
 

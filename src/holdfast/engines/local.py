@@ -32,6 +32,7 @@ import fcntl
 import os
 import socket
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -142,10 +143,12 @@ def _answers(path: str) -> bool:
 # Locked files that are open at this moment in any thread. A child that is forked now would keep their locks
 # for its whole life: it would stand for a server that has long gone.
 _open_locks: set[int] = set()
+_launchers: set[int] = set()  # threads that start a server just now, by ident: the locks are for what they start
 
 
 def _close_in_child() -> None:
-    while _open_locks:
+    # Under gevent, subprocess forks in Python, so this is called between its fork and its exec.
+    while _open_locks and threading.get_ident() not in _launchers:
         os.close(_open_locks.pop())
 
 
@@ -210,19 +213,23 @@ def _launch(directory: str, server: list[str]) -> None:
             if output is None:
                 raise BlockingIOError(errno.EAGAIN, "it is kept locked", os.path.join(directory, files.LOG))
             os.ftruncate(output, 0)
-        subprocess.run(
-            [
-                *("/bin/sh", "-c", _LAUNCH, "holdfast"),
-                *("" if warden is None else _find_interpreter(), files.__file__, directory, str(LINGER_S)),
-                *server,
-            ],
-            stdin=subprocess.DEVNULL if warden is None else warden,
-            stdout=subprocess.DEVNULL if output is None else output,
-            stderr=subprocess.DEVNULL if output is None else output,
-            cwd=directory,
-            start_new_session=True,
-            check=False,
-        )
+        _launchers.add(threading.get_ident())
+        try:
+            subprocess.run(
+                [
+                    *("/bin/sh", "-c", _LAUNCH, "holdfast"),
+                    *("" if warden is None else _find_interpreter(), files.__file__, directory, str(LINGER_S)),
+                    *server,
+                ],
+                stdin=subprocess.DEVNULL if warden is None else warden,
+                stdout=subprocess.DEVNULL if output is None else output,
+                stderr=subprocess.DEVNULL if output is None else output,
+                cwd=directory,
+                start_new_session=True,
+                check=False,
+            )
+        finally:
+            _launchers.discard(threading.get_ident())
 
 
 def _await_start(directory: str, path: str, deadline: float) -> None:
