@@ -204,12 +204,13 @@ class Engine:
         except BaseException as error:
             raise self._broken(line, error, timeout)  # noqa: B904 (it has its cause)
         self._known = True
-        if is_full(reply):  # and about to close the connection
-            self._drop(line)
-            return self._call_spare(op, deadline, self._judge(reply, op))
-        self._put_back(line, reply)
         if isinstance(reply, hiredis.ReplyError):
+            if is_full(reply):  # and about to close the connection
+                self._drop(line)
+                return self._call_spare(op, deadline, self._judge(reply, op))
+            self._put_back(line, reply)
             raise self._judge(reply, op)
+        self._put_back(line)
         self._served = self._served or may_write(op)
         return reply
 
@@ -319,7 +320,7 @@ class Engine:
         if self._closed or len(self._resting) >= _MOST_RESTING:
             self._drop(line)
             return
-        if any(map(is_elsewhere, replies)):
+        if replies and any(map(is_elsewhere, replies)):
             self._drop(line)
             self.rest()
             return
