@@ -195,8 +195,10 @@ class Engine:
         deadline = time.monotonic() + timeout
         try:
             line = self._take(timeout)
-        except StepFailed as failed:
-            return self._call_spare(op, deadline, failed)
+        except StepFailed:
+            if not self._has_spare(deadline):
+                raise
+            return self._call_spare(op, deadline)
         try:
             reply = line.ask(pack(op), deadline)
             if is_noscript(reply):
@@ -207,19 +209,22 @@ class Engine:
         if isinstance(reply, hiredis.ReplyError):
             if is_full(reply):  # and about to close the connection
                 self._drop(line)
-                return self._call_spare(op, deadline, self._judge(reply, op))
-            self._put_back(line, reply)
+                if self._has_spare(deadline):
+                    return self._call_spare(op, deadline)
+            else:
+                self._put_back(line, reply)
             raise self._judge(reply, op)
         self._put_back(line)
         self._served = self._served or may_write(op)
         return reply
 
-    def _call_spare(self, op: Op, deadline: float, failed: StepFailed) -> Any:
-        """No connection can be had: use that of the wire, if there is one."""
-        left = deadline - time.monotonic()
-        if self._closed or left <= 0 or self.spare is None or not self.spare.is_up():
-            raise failed
-        return self.spare.call(op, left)
+    def _has_spare(self, deadline: float) -> bool:
+        """Whether the connection of the wire can be used instead, and there is time for that."""
+        return not self._closed and self.spare is not None and self.spare.is_up() and time.monotonic() < deadline
+
+    def _call_spare(self, op: Op, deadline: float) -> Any:
+        assert self.spare is not None
+        return self.spare.call(op, deadline - time.monotonic())
 
     def call_each(self, ops: Sequence[Op], timeout: float) -> list[Any]:
         """The reply to each, or its StepFailed."""

@@ -144,7 +144,7 @@ class Wire:
             return True
         reply = self._ask(self._subscription(timeout), timeout)[0]
         if isinstance(reply, StepFailed):
-            if reply.retry and not self._told:
+            if reply.retry and not (reply.silent or reply.prompt or self._told):  # the server has refused it for now
                 self._told = True
                 log.warning("waiters poll until notifications can be subscribed to: %s", reply.error)
             raise reply

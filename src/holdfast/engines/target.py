@@ -73,6 +73,7 @@ def _limited(parser_class: Any) -> Any:
                 raise InvalidResponse("a reply of the handshake is too long")
             return super().read_from_socket(*args, **kwargs)
 
+    Limited.__module__ = parser_class.__module__  # also as far as knots of objects are concerned, which it makes
     return Limited
 
 
