@@ -45,7 +45,7 @@ def run(request: pytest.FixtureRequest) -> Iterator[Callable[..., Script]]:
 
     def start(code: str, url: str, *arguments: object) -> Script:
         scripts.append(request.param(code, url, *arguments))
-        return scripts[-1]  # type: ignore[no-any-return]
+        return scripts[-1]
 
     yield start
     for script in scripts:
