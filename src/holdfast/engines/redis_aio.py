@@ -11,10 +11,8 @@ that follow go to the wrong requests. What is under way there fails at once, and
 What is on the wire is bounded. Whatever finds no room there, or no wire, waits in a backlog, in order. Its time runs
 from when it was asked for, and if it ends there, then nothing was sent.
 
-Bells and tracking need RESP3, which lets the server speak unasked between two replies. The connection changes over to
-it when it is first to listen or to watch, and not before: then an old server, or a proxy, that has never heard of HELLO
-is no trouble to those who need neither. Where it is refused, bells are heard on a second connection, and nothing is
-tracked.
+Bells and tracking need RESP3 (redis_aio_resp3.py). Where it is refused, bells are heard on a second connection, and
+nothing is tracked.
 """
 
 from __future__ import annotations
@@ -23,25 +21,21 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
-from functools import partial
 from time import monotonic
 from typing import Any, Final
 
 import redis.exceptions
 
+from holdfast.engines.redis_aio_resp3 import Resp3
 from holdfast.engines.redis_aio_wire import PUSH, Reply, Request, Wire, subscribe_to
 from holdfast.engines.target import Target
 from holdfast.engines.wire import Op, client_closed, complain_of_mute, connect_failure, lost_connection, silence
 from holdfast.protocol.bells import Switchboard
-from holdfast.protocol.effects import Command, StepFailed
+from holdfast.protocol.effects import StepFailed
 
 __all__ = ["Engine", "Lifeline"]
 
 MOST_ASKED: Final = 1000  # requests on the wire; beyond that the server is no faster, and a lost connection costs more
-
-_HELLO: Final = Command(("HELLO", "3"))
-_TRACKING: Final = Command(("CLIENT", "TRACKING", "ON", "OPTIN", "NOLOOP"))
-_HANG_UPS: Final = 2  # who hangs up on HELLO or SUBSCRIBE so often does not know it: a proxy, most likely
 
 _FIRST_PAUSE: Final = 0.05
 _LONGEST_PAUSE: Final = 1.0
@@ -66,14 +60,11 @@ class Engine:
         self.board = board
         self.now = now  # the clock by which bells are timed
         self.backlog: deque[Request] = deque()  # asked for while there is no wire, or no room on it
-        self.can_track = PUSH is not None
         self._target = target
         self._timeout = timeout
-        self._speaks_resp3 = PUSH is not None  # until it is known not to
-        self._hang_ups = 0  # how often in a row somebody hung up on us instead of refusing what we asked for
         self.known = False  # whether this server has ever answered
         self.served = False  # whether it has ever answered a step that may write, without an error
-        self._closed = False
+        self.closed = False
         self._warned = False
         self._inherited: list[Wire] = []  # of a parent process; kept, because collecting one would close it
         self._begin_anew(None)
@@ -89,13 +80,14 @@ class Engine:
         self._rearming: asyncio.Task[None] | None = None
         self._alarm: asyncio.TimerHandle | None = None
         self._alarm_at = _NEVER
+        self.resp3 = Resp3(self)
         self.backlog.clear()
 
     def submit(self, op: Op, timeout: float, reply: Reply | None = None) -> Reply:
         """Ask for one step. The future fails with StepFailed; cancelling it costs nobody else anything."""
         if reply is None:
             reply = asyncio.Future(loop=self._loop)
-        if self._closed:
+        if self.closed:
             reply.set_exception(client_closed(self.address))
             return reply
         now = monotonic()
@@ -212,7 +204,7 @@ class Engine:
                 if not reply.done():
                     reply.set_exception(self._failed(error))
             return error
-        if self._closed:  # while the last of it was under way, too late to be cancelled
+        if self.closed:  # while the last of it was under way, too late to be cancelled
             await wire.close()
             return client_closed(self.address)
         self._wire = wire
@@ -250,7 +242,7 @@ class Engine:
 
     def note_loss(self, wire: Wire) -> None:
         """That connection is no more."""
-        if self._closed or wire.loop is not self._loop:
+        if self.closed or wire.loop is not self._loop:
             return
         if wire.listening:
             self._interrupted = True
@@ -281,7 +273,7 @@ class Engine:
 
     async def listen(self, timeout: float) -> bool:
         """See to it that bells are heard; whether the server lets us."""
-        if self._closed:
+        if self.closed:
             raise client_closed(self.address)
         if self._is_listening():
             return True
@@ -311,10 +303,10 @@ class Engine:
                 error = await self._connect()
                 if error is not None:
                     return error
-            if await self._speaks(wire):
+            if await self.resp3.is_spoken(wire):
                 await self._subscribe(wire)
             else:
-                await self._listen_apart(wire)
+                await self._listen_apart()
         except StepFailed as failed:
             if failed.retry:
                 return failed
@@ -329,17 +321,11 @@ class Engine:
             self.board.look_again()
         return True
 
-    async def _listen_apart(self, wire: Wire) -> None:
+    async def _listen_apart(self) -> None:
         """Listen on a connection that does nothing else, as RESP2 will have it."""
         ear = self._ear = await asyncio.wait_for(self._open(list), self._timeout)
         try:
             await self._subscribe(ear)
-            self._hang_ups = 0
-        except StepFailed as failed:
-            # Again and again, while the wire is well? Then somebody in between does not know what we want.
-            self._hang_ups += failed.prompt and not wire.lost
-            failed.retry = failed.retry and self._hang_ups < _HANG_UPS
-            raise
         finally:
             if not ear.listening:
                 ear.abort()
@@ -348,47 +334,6 @@ class Engine:
         if await self.ask(wire, subscribe_to(self.board.channel)) is not True:
             wire.abort()  # it was answered by something else than its confirmation: out of step
             raise lost_connection(self.address, None, met=self.known)
-
-    async def _speaks(self, wire: Wire) -> bool:
-        """Whether RESP3 is spoken on it. Until that is certain nothing may be subscribed to: RESP2 allows nothing else
-        on a connection that listens."""
-        if not self._speaks_resp3:
-            return False
-        try:
-            await self.greet(wire)
-        except StepFailed as failed:
-            if failed.retry:
-                raise
-            return False
-        return True
-
-    def greet(self, wire: Wire) -> Reply:
-        """Change over to RESP3, once per connection."""
-        if wire.greeting is None:
-            wire.greeting = self.ask(wire, _HELLO)
-            wire.greeting.add_done_callback(partial(self._note_greeting, wire))
-        return wire.greeting
-
-    def _note_greeting(self, wire: Wire, reply: Reply) -> None:
-        failed = None if reply.cancelled() else reply.exception()
-        if not isinstance(failed, StepFailed):
-            self._hang_ups = 0
-            return
-        wire.greeting = None  # it may be said again
-        self._hang_ups += failed.prompt
-        if not failed.retry or self._hang_ups >= _HANG_UPS:
-            self._hang_ups = 0
-            self._speaks_resp3 = self.can_track = False
-
-    def begin_tracking(self, wire: Wire) -> None:
-        """Let the server tell us, on that connection, when others write what we have watched."""
-        self.greet(wire)
-        self.ask(wire, _TRACKING).add_done_callback(self._note_tracking)
-
-    def _note_tracking(self, reply: Reply) -> None:
-        failed = None if reply.cancelled() else reply.exception()
-        if isinstance(failed, StepFailed) and not failed.retry:
-            self.can_track = False
 
     def _warn(self) -> None:
         if not self._warned:
@@ -428,7 +373,7 @@ class Engine:
         self._begin_anew(None)
 
     async def close(self) -> None:
-        self._closed = True
+        self.closed = True
         if self._alarm is not None:
             self._alarm.cancel()
         backlog, self.backlog = self.backlog, deque()
@@ -440,6 +385,7 @@ class Engine:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
+        await self.resp3.close()
         for wire in (self._wire, self._ear):
             if wire is not None and not wire.lost:
                 await wire.close()
@@ -460,6 +406,7 @@ class Lifeline(Engine):
 
     def _begin_anew(self, loop: asyncio.AbstractEventLoop | None) -> None:
         super()._begin_anew(loop)
+        self.resp3 = self._main.resp3
         self._apart = False
         self._look: asyncio.TimerHandle | None = None
 
@@ -486,7 +433,7 @@ class Lifeline(Engine):
                     self.hang_up()
             elif others is not None and others.is_deaf(1.0) and wire.waiting_since > others.waiting_since + 1.0:
                 main.hang_up()  # the server is heard here, and not there: that connection is dead
-        if (self.is_up() or self._connecting is not None) and not self._closed:
+        if (self.is_up() or self._connecting is not None) and not self.closed:
             assert self._loop is not None
             self._look = self._loop.call_later(1.0, self._look_at_main)
 

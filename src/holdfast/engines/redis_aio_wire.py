@@ -65,7 +65,7 @@ class Wire(asyncio.Protocol):
         self._connection = connection
         self._transport: Any = connection._writer.transport
         self._stream = self._transport.get_protocol()
-        self._engine = engine
+        self.engine = engine
         self.loop = loop
         self._reader = hiredis.Reader(notEnoughData=_MORE)
         self._push = push  # the type of what was not asked for
@@ -80,8 +80,9 @@ class Wire(asyncio.Protocol):
         self._full = False  # whether more has been written than the kernel takes
         self.lost = False
         self.listening = False
+        self.greeting: Reply | None = None  # to HELLO, once it was sent
+        self.may_speak_resp3 = self.may_track = push is not None and push is PUSH  # until the server refuses it
         self.tracking = False
-        self.greeting: Reply | None = None
         self._transport.set_protocol(self)
 
     def send(self, request: Request, *, with_source: bool = False) -> None:
@@ -111,15 +112,13 @@ class Wire(asyncio.Protocol):
 
     def _tracks(self) -> bool:
         """See to it that this connection is tracked, if the server can do that."""
-        engine = self._engine
-        if not self.tracking and engine.can_track:
-            self.tracking = True
-            engine.begin_tracking(self)
-        return engine.can_track
+        if self.may_track and not self.tracking:
+            self.engine.resp3.track(self)
+        return self.tracking
 
     def data_received(self, data: bytes) -> None:
         self.waiting_since = monotonic()
-        engine, asked, push = self._engine, self.asked, self._push
+        engine, asked, push = self.engine, self.asked, self._push
         engine.known = True
         try:
             self._reader.feed(data)
@@ -159,14 +158,14 @@ class Wire(asyncio.Protocol):
         if op is not None and is_noscript(answer):
             self.send(request, with_source=True)  # even if its caller has left: the next one needs the script too
         elif not reply.done():
-            reply.set_exception(refusal(answer, self._engine.address, op, served=self._engine.served))
+            reply.set_exception(refusal(answer, self.engine.address, op, served=self.engine.served))
         if is_elsewhere(answer):
             self.abort()
 
     def _take_push(self, answer: list[Any]) -> None:
-        kind, board = answer[0], self._engine.board
+        kind, board = answer[0], self.engine.board
         if kind == b"message":
-            board.deliver(answer[2], self._engine.now())
+            board.deliver(answer[2], self.engine.now())
         elif kind == b"invalidate":
             if answer[1] is None:  # everything was flushed
                 board.look_again()
@@ -202,8 +201,8 @@ class Wire(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._full, self.open = False, not self.lost and self.owing_since == _NEVER
-        if self._engine.backlog:
-            self._engine.drain()
+        if self.engine.backlog:
+            self.engine.drain()
 
     def connection_lost(self, error: Exception | None) -> None:
         self.lost, self.open = True, False
@@ -212,10 +211,10 @@ class Wire(asyncio.Protocol):
         asked, self.asked = self.asked, deque()
         for _, reply, *_ in asked:
             if not reply.done():  # one each: tracebacks and notes are its own
-                engine = self._engine
+                engine = self.engine
                 cause = self._error or error
                 reply.set_exception(lost_connection(engine.address, cause, met=engine.known, tls=engine.tls))
-        self._engine.note_loss(self)
+        self.engine.note_loss(self)
 
     def abort(self, error: Exception | None = None) -> None:
         """Give it up. Who is waiting learns it in the next turn; who comes now is sent elsewhere."""
