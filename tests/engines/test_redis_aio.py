@@ -600,27 +600,28 @@ async def test_a_proxy_that_hangs_up_on_hello_costs_the_shared_connection_twice_
         await async_eventually(lambda: board.written == ["k"])
 
 
+@pytest.mark.parametrize(
+    ("command", "answer"), [("hello", b"-NOPROTO sorry\r\n"), ("client", b"-ERR no tracking here\r\n")]
+)
 @asyncio_test
 async def test_a_refusal_of_hello_or_tracking_holds_for_its_connection_only(
-    proxy: Proxy, admin: redis.Redis, caplog: pytest.LogCaptureFixture
+    proxy: Proxy, admin: redis.Redis, caplog: pytest.LogCaptureFixture, command: str, answer: bytes
 ) -> None:
     caplog.set_level(logging.INFO, "holdfast")
     admin.set("k", "mine")
-    for command, answer in (("hello", b"-NOPROTO sorry\r\n"), ("client", b"-ERR no tracking here\r\n")):
-        caplog.clear()
-        async with engine_of(proxy.url) as (engine, board):
-            await engine.submit(echo("warm"), LONG)
-            proxy.on(command, instead(answer))
-            for _ in range(3):
-                assert await engine.submit(renew("k", "mine"), LONG) == 1
-            assert len(caplog.records) == 1
-            assert "next renewal" in caplog.text
-            kill_connections(admin)
-            await async_eventually(lambda engine=engine: not engine.is_up())
+    async with engine_of(proxy.url) as (engine, board):
+        await engine.submit(echo("warm"), LONG)
+        proxy.on(command, instead(answer))
+        for _ in range(3):
             assert await engine.submit(renew("k", "mine"), LONG) == 1
-            admin.set("k", "mine")
-            await async_eventually(lambda board=board: board.written == ["k"])
-            assert "are back" in caplog.text
+        assert len(caplog.records) == 1
+        assert "next renewal" in caplog.text
+        kill_connections(admin)
+        await async_eventually(lambda: not engine.is_up())
+        assert await engine.submit(renew("k", "mine"), LONG) == 1
+        admin.set("k", "mine")
+        await async_eventually(lambda: board.written == ["k"])
+        assert "are back" in caplog.text
 
 
 @asyncio_test
