@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import hiredis
 
 from holdfast.engines.wire import (
+    MORE,
     OVERDUE_AFTER,
     Op,
+    Parser,
     is_elsewhere,
     is_noscript,
     lost_connection,
@@ -35,12 +37,9 @@ Reply: TypeAlias = "asyncio.Future[Any]"
 # With its deadline, the timeout that this came from, and when it was sent. No Op: it was sent again with its source.
 Request: TypeAlias = tuple[Op | None, Reply, float, float, float]
 
-PUSH: Final[Any] = getattr(hiredis, "PushNotification", None)  # since hiredis 3.2; else it would pass for a reply
-
-
+PUSH: Final[Any] = hiredis.PushNotification
 _LEAST_CHUNK: Final = 8  # requests that are worth a write before the turn is over
 _CACHING: Final = pack(Command(("CLIENT", "CACHING", "YES")))
-_MORE: Final = object()  # what the reader says when it needs more bytes, for False is a reply in RESP3
 
 
 def subscribe_to(channel: str) -> Command:
@@ -67,7 +66,7 @@ class Wire(asyncio.Protocol):
         self._stream = self._transport.get_protocol()
         self.engine = engine
         self.loop = loop
-        self._reader = hiredis.Reader(notEnoughData=_MORE)
+        self._parser = Parser()
         self._push = push  # the type of what was not asked for
         self._out: list[bytes] = []
         self._error: Exception | None = None
@@ -81,7 +80,7 @@ class Wire(asyncio.Protocol):
         self.lost = False
         self.listening = False
         self.greeting: Reply | None = None  # to HELLO, once it was sent
-        self.may_speak_resp3 = self.may_track = push is not None and push is PUSH  # until the server refuses it
+        self.may_speak_resp3 = self.may_track = push is PUSH  # until the server refuses it
         self.tracking = False
         self._transport.set_protocol(self)
 
@@ -120,10 +119,10 @@ class Wire(asyncio.Protocol):
         self.waiting_since = monotonic()
         engine, asked, push = self.engine, self.asked, self._push
         engine.known = True
+        parse = self._parser.next
         try:
-            self._reader.feed(data)
-            gets = self._reader.gets
-            while (answer := gets()) is not _MORE:
+            answer = parse(data)
+            while answer is not MORE:
                 kind = type(answer)
                 if kind is hiredis.ReplyError:
                     self._take_error(answer)
@@ -136,7 +135,8 @@ class Wire(asyncio.Protocol):
                         reply.set_result(answer)
                     if not engine.served:
                         engine.served = request[0] is None or may_write(request[0])
-            if not asked and self.greeting is None and push is not list and self._reader.has_data():
+                answer = parse()
+            if not asked and self.greeting is None and push is not list and self._parser.has_data():
                 raise hiredis.ProtocolError(
                     "the beginning of a reply to nothing"
                 )  # and no push, which may come in parts
