@@ -37,6 +37,7 @@ __all__ = ["Engine", "Lifeline"]
 
 MOST_ASKED: Final = 1000  # requests on the wire; beyond that the server is no faster, and a lost connection costs more
 
+_FIRST_PATIENCE: Final = 1.0  # seconds for a connection to come about; doubled for the next attempt
 _FIRST_PAUSE: Final = 0.05
 _LONGEST_PAUSE: Final = 1.0
 
@@ -195,14 +196,12 @@ class Engine:
         """Make the wire, and send what waits for it; or say why there is none."""
         try:
             try:
-                wire = await asyncio.wait_for(self._open(PUSH), self._timeout)
+                wire = await self._open_in_time()
             finally:
                 self._connecting = None
         except Exception as error:  # redis-py, a credential provider, the embedded server: anything
             backlog, self.backlog = self.backlog, deque()
-            for _, reply, *_ in backlog:
-                if not reply.done():
-                    reply.set_exception(self._failed(error))
+            self._refuse([request for request in backlog if not request[1].done()], error)
             return error
         if self.closed:  # while the last of it was under way, too late to be cancelled
             await wire.close()
@@ -212,6 +211,25 @@ class Engine:
         if wire.lost and self.backlog:  # in the turn of the loop in which it was made, when it was nobody's yet
             self._connect()
         return None
+
+    async def _open_in_time(self) -> Wire:
+        """Open it. An attempt that meets with silence is given up for another, while there is time: what is silent may
+        be one connection, and not the server."""
+        until = monotonic() + self._timeout
+        patience = self._timeout if self._target.prepare else _FIRST_PATIENCE
+        while True:
+            left = until - monotonic()
+            try:
+                return await asyncio.wait_for(self._open(PUSH), min(patience, left))
+            except TimeoutError:
+                if patience >= left:
+                    raise
+                patience *= 2
+
+    def _refuse(self, requests: list[Request], error: Exception) -> None:
+        """There is no connection for these."""
+        for _, reply, *_ in requests:
+            reply.set_exception(self._failed(error))
 
     def _failed(self, error: Exception) -> StepFailed:
         if isinstance(error, StepFailed):  # there was a connection
@@ -263,6 +281,10 @@ class Engine:
         if self._wire is not None and not self._wire.lost:
             return self._wire.is_deaf(patience)
         return self._connecting is not None and monotonic() - self._connecting_since >= patience
+
+    def owes(self) -> bool:
+        """Whether a request was not answered in its time: until all are, the connection takes no other."""
+        return self.is_up() and self._wire is not None and self._wire.owing_since < _NEVER
 
     def hang_up(self) -> None:
         """Do without the present connection."""
@@ -395,7 +417,9 @@ class Lifeline(Engine):
     """The keeper's way to the server: the client's one connection while that is well, else one of its own.
 
     Renewal has no time for a dead connection. Whoever calls waits for its timeout until it gives one up; the keeper
-    goes another way after a moment's silence, and comes back once the server is heard on the first again.
+    goes another way after a moment's silence, or once a request was not answered in its time, and comes back once the
+    server is heard on the first again. If no other connection is to be had, as on a server that has too many clients,
+    the first must do.
     """
 
     PATIENCE: Final = 0.2  # less than a caller who leaves waits for its clean-up, which is then the keeper's at once
@@ -408,11 +432,14 @@ class Lifeline(Engine):
         super()._begin_anew(loop)
         self.resp3 = self._main.resp3
         self._apart = False
+        self._refused_until = 0.0  # no connection of its own is tried before
         self._look: asyncio.TimerHandle | None = None
 
     def submit(self, op: Op, timeout: float, reply: Reply | None = None) -> Reply:
         main = self._main
-        apart = main.is_deaf(self.PATIENCE) or (self.is_up() and not main.is_up())
+        apart = main.is_deaf(self.PATIENCE) or main.owes() or (self.is_up() and not main.is_up())
+        if apart and main.is_up() and not self.is_up() and monotonic() < self._refused_until:
+            apart = False
         if apart != self._apart:
             self._apart = apart
             self.board.look_again()  # what was watched on the one is not on the other
@@ -422,6 +449,15 @@ class Lifeline(Engine):
             assert self._loop is not None
             self._look = self._loop.call_later(1.0, self._look_at_main)
         return super().submit(op, timeout, reply)
+
+    def _refuse(self, requests: list[Request], error: Exception) -> None:
+        if not self._main.is_up():
+            super()._refuse(requests, error)
+            return
+        self._refused_until, self._apart = monotonic() + 1.0, False
+        for op, reply, deadline, *_ in requests:
+            assert op is not None
+            self._main.submit(op, max(0.0, deadline - monotonic()), reply)
 
     def _look_at_main(self) -> None:
         """Once a second, while there are two connections: is either of them superfluous?"""
