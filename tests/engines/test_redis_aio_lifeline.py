@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from typing import Any
 
 import pytest
 import redis
@@ -42,13 +40,16 @@ async def test_a_renewal_that_got_no_answer_in_its_time_goes_over_a_new_connecti
 
 
 @pytest.mark.parametrize("phase", [0.0, 0.1])
-def test_a_short_lease_outlives_a_silent_connection(connect: Any, proxy: Proxy, phase: float) -> None:
-    lease = connect(proxy.url).lock("x", ttl=0.5).acquire()
-    time.sleep(0.4 + phase)
-    proxy.forget()
-    time.sleep(1.5)
-    assert lease.held
-    lease.release()
+@asyncio_test
+async def test_a_short_lease_outlives_a_silent_connection(proxy: Proxy, phase: float) -> None:
+    async with holdfast.aio.connect(proxy.url) as client:
+        lease = await client.lock("x", ttl=0.5).acquire()
+        assert lease is not None
+        await asyncio.sleep(0.4 + phase)
+        proxy.forget()
+        await asyncio.sleep(1.5)
+        assert lease.held
+        await lease.release()
 
 
 @asyncio_test
