@@ -19,6 +19,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from holdfast.engines.redis_aio_wire import Reply, Wire
+from holdfast.engines.wire import complain_of_no_resp3, note_resp3_is_back
 from holdfast.protocol.effects import Command, StepFailed
 
 if TYPE_CHECKING:
@@ -32,8 +33,6 @@ _TRACKING: Final = Command(("CLIENT", "TRACKING", "ON", "OPTIN", "NOLOOP"))
 _MOST_CUTS: Final = 2  # in a row, before RESP3 is left off
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 4.0  # before a probe; doubled each time
 _PROBE_TIMEOUT: Final = 1.0
-
-log = logging.getLogger("holdfast")
 
 
 class Resp3:
@@ -90,7 +89,7 @@ class Resp3:
             self._cuts += 1
             if self._cuts >= _MOST_CUTS:
                 self.off = True
-                self._tell("connections to %s were cut during HELLO", logging.WARNING)
+                self._tell(f"connections to {self._engine.address} were cut during HELLO", logging.WARNING)
                 self._probe_soon()
 
     def _note_tracking(self, wire: Wire, reply: Reply) -> None:
@@ -100,7 +99,7 @@ class Resp3:
                 self._note_answer(wire, failed, "client tracking")
         elif self._told and wire.may_speak_resp3:
             self._told = False
-            log.info("RESP3 and client tracking of %s are back", self._engine.address)
+            note_resp3_is_back(self._engine.address)
 
     def _note_answer(self, wire: Wire, failed: StepFailed, what: str) -> None:
         """The server answered with an error, for good or for now."""
@@ -110,16 +109,12 @@ class Resp3:
             return
         wire.may_track = False
         wire.may_speak_resp3 = wire.may_speak_resp3 and what != "RESP3"
-        self._tell(f"%s refuses {what}", logging.INFO)
+        self._tell(f"{self._engine.address} refuses {what}", logging.INFO)
 
     def _tell(self, why: str, level: int) -> None:
         if not self._told:
             self._told = True
-            log.log(
-                level,
-                why + ", so RESP3 and client tracking are off: a lock that was deleted is noticed at its next renewal",
-                self._engine.address,
-            )
+            complain_of_no_resp3(why, level=level)
 
     # Probes.
 
