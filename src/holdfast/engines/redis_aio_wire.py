@@ -19,6 +19,7 @@ from holdfast.engines.wire import (
     OVERDUE_AFTER,
     Op,
     Parser,
+    ReplyTooLong,
     is_elsewhere,
     is_noscript,
     lost_connection,
@@ -119,9 +120,9 @@ class Wire(asyncio.Protocol):
         self.waiting_since = monotonic()
         engine, asked, push = self.engine, self.asked, self._push
         engine.known = True
-        parse = self._parser.next
         try:
-            answer = parse(data)
+            answer = self._parser.next(data)
+            gets = self._parser.gets
             while answer is not MORE:
                 kind = type(answer)
                 if kind is hiredis.ReplyError:
@@ -135,13 +136,15 @@ class Wire(asyncio.Protocol):
                         reply.set_result(answer)
                     if not engine.served:
                         engine.served = request[0] is None or may_write(request[0])
-                answer = parse()
+                answer = gets()
             if not asked and self.greeting is None and push is not list and self._parser.has_data():
                 raise hiredis.ProtocolError(
                     "the beginning of a reply to nothing"
                 )  # and no push, which may come in parts
         except hiredis.HiredisError as error:
             self.abort(error)
+        except MemoryError:
+            self.abort(ReplyTooLong("an array that does not fit into memory"))
         except (IndexError, TypeError, AttributeError) as error:  # a reply to nothing, or a push that is none
             self.abort(hiredis.ProtocolError(str(error)))
         if not asked and self.owing_since != _NEVER:
