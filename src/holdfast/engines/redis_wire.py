@@ -110,6 +110,7 @@ class Wire:
         self._rearming: Request | None = None
         self._probe_at = _NEVER  # when to try RESP3 again, after a connection was cut during HELLO
         self._probe_pause = _FIRST_PROBE
+        self._untracked = False  # the log says that RESP3 and tracking are off
         self._missed = False  # whether a bell may have been, since the listener was lost
 
     # For callers
@@ -328,9 +329,11 @@ class Wire:
         self._links[link.sock.fileno()] = link
         self._poll.register(link.sock, link.events)
         self._opening = None
-        if link.resp3 and self._probe_at != _NEVER:
+        if link.resp3:
             self._probe_at, self._probe_pause = _NEVER, _FIRST_PROBE
-            note_resp3_is_back(self.address)
+            if self._untracked:
+                self._untracked = False
+                note_resp3_is_back(self.address)
 
     def _drop_expired(self) -> None:
         for _ in range(len(self._queue)):
@@ -348,9 +351,8 @@ class Wire:
                 # HELLO was refused, or answered by hanging up. If it was something else, we shall hear it again.
                 link = self._open(patience, resp3=False, is_ear=listens)
                 self._speaks_resp3 = not isinstance(refused, redis.exceptions.ResponseError)
-                if self._speaks_resp3 and self._probe_at == _NEVER:
+                if self._speaks_resp3:
                     self._probe_at = time.monotonic() + self._probe_pause
-                    complain_of_no_resp3(f"a connection to {self.address} was cut during HELLO")
                 return link
         return self._open(patience, resp3=False, is_ear=listens)
 
@@ -364,15 +366,22 @@ class Wire:
         """Try HELLO on another connection, if it was cut before. If it is answered, that connection takes over."""
         if time.monotonic() < self._probe_at or any(link.asked for link in self._links.values()):
             return
-        self._probe_at = time.monotonic() + self._probe_pause
-        if not self._board.is_needed():
+        if self._line is None:
+            self._probe_at = _NEVER  # the next connection is asked for RESP3 anyway
             return
+        needed = self._board.is_needed()
         self._probe_pause = min(2 * self._probe_pause, _RAREST_PROBE)
+        self._probe_at = time.monotonic() + (self._probe_pause if needed else _RAREST_PROBE)
+        if not needed:
+            return
         try:
             link = self._open(_PROBE_PATIENCE, resp3=True, is_ear=True)
         except Exception as error:  # redis-py, a credential provider, a custom connect function: anything
             if isinstance(error, redis.exceptions.ResponseError) and not refusal(error, self.address).retry:
                 self._speaks_resp3, self._probe_at = False, _NEVER
+            elif not self._untracked:
+                self._untracked = True
+                complain_of_no_resp3(f"connections to {self.address} were cut during HELLO")
             return
         for old in list(self._links.values()):
             self._lose(old, None)
