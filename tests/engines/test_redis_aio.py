@@ -574,7 +574,9 @@ async def test_server_without_hello_rings_on_a_second_connection() -> None:
 
 
 @asyncio_test
-async def test_somebody_in_between_who_hangs_up_on_hello_is_asked_twice_only(proxy: Proxy, admin: redis.Redis) -> None:
+async def test_a_proxy_that_hangs_up_on_hello_costs_the_shared_connection_twice_only(
+    proxy: Proxy, admin: redis.Redis
+) -> None:
     async with engine_of(proxy.url) as (engine, board):
         proxy.on("hello", LOSE_REQUEST, times=10)
         for _ in range(2):
@@ -585,6 +587,67 @@ async def test_somebody_in_between_who_hangs_up_on_hello_is_asked_twice_only(pro
         assert proxy.seen("hello") == 2
         assert admin.publish(board.channel, "x") == 1
         await async_eventually(lambda: board.delivered)
+
+        before = [found["id"] for found in connections(admin)]
+        looks = board.looks
+        await async_eventually(lambda: proxy.seen("hello") == 4, what="two probes")
+        assert [found["id"] for found in connections(admin)] == before, "probes have connections of their own"
+        proxy.heal()
+        await async_eventually(lambda: board.looks > looks, timeout=10.0, what="HELLO is answered")
+        admin.set("k", "mine")
+        assert await engine.submit(renew("k", "mine"), LONG) == 1
+        admin.delete("k")
+        await async_eventually(lambda: board.written == ["k"])
+
+
+@pytest.mark.parametrize(
+    ("command", "answer"), [("hello", b"-NOPROTO sorry\r\n"), ("client", b"-ERR no tracking here\r\n")]
+)
+@asyncio_test
+async def test_a_refusal_of_hello_or_tracking_holds_for_its_connection_only(
+    proxy: Proxy, admin: redis.Redis, caplog: pytest.LogCaptureFixture, command: str, answer: bytes
+) -> None:
+    caplog.set_level(logging.INFO, "holdfast")
+    admin.set("k", "mine")
+    async with engine_of(proxy.url) as (engine, board):
+        await engine.submit(echo("warm"), LONG)
+        proxy.on(command, instead(answer))
+        for _ in range(3):
+            assert await engine.submit(renew("k", "mine"), LONG) == 1
+        assert len(caplog.records) == 1
+        assert "next renewal" in caplog.text
+        kill_connections(admin)
+        await async_eventually(lambda: not engine.is_up())
+        assert await engine.submit(renew("k", "mine"), LONG) == 1
+        admin.set("k", "mine")
+        await async_eventually(lambda: board.written == ["k"])
+        assert "are back" in caplog.text
+
+
+@asyncio_test
+async def test_tracking_that_was_refused_for_a_moment_is_asked_for_again(proxy: Proxy, admin: redis.Redis) -> None:
+    admin.set("k", "mine")
+    async with engine_of(proxy.url) as (engine, _):
+        await engine.submit(echo("warm"), LONG)
+        before = proxy.seen("client")
+        proxy.on("client", instead(b"-BUSY a script runs\r\n"))
+        for _ in range(3):
+            assert await engine.submit(renew("k", "mine"), LONG) == 1
+        assert proxy.seen("client") - before == 2 + 3, "CLIENT TRACKING, again, and CLIENT CACHING with each step"
+
+
+@asyncio_test
+async def test_a_subscription_that_is_cut_again_and_again_is_no_refusal(admin: redis.Redis) -> None:
+    with OldServer("--rename-command", "HELLO", "") as server, Proxy(server.port) as proxy:
+        async with engine_of(proxy.url) as (engine, board):
+            await engine.submit(echo("warm"), LONG)
+            proxy.on("subscribe", LOSE_REQUEST, times=5)
+            for _ in range(5):
+                with pytest.raises(StepFailed) as caught:
+                    await engine.listen(LONG)
+                assert caught.value.retry
+            assert await engine.listen(LONG)
+            assert board.armed
 
 
 # The keeper's way.

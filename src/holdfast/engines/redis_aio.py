@@ -11,10 +11,8 @@ that follow go to the wrong requests. What is under way there fails at once, and
 What is on the wire is bounded. Whatever finds no room there, or no wire, waits in a backlog, in order. Its time runs
 from when it was asked for, and if it ends there, then nothing was sent.
 
-Bells and tracking need RESP3, which lets the server speak unasked between two replies. The connection changes over to
-it when it is first to listen or to watch, and not before: then an old server, or a proxy, that has never heard of HELLO
-is no trouble to those who need neither. Where it is refused, bells are heard on a second connection, and nothing is
-tracked.
+Bells and tracking need RESP3 (redis_aio_resp3.py). Where it is refused, bells are heard on a second connection, and
+nothing is tracked.
 """
 
 from __future__ import annotations
@@ -23,26 +21,23 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
-from functools import partial
 from time import monotonic
 from typing import Any, Final
 
 import redis.exceptions
 
+from holdfast.engines.redis_aio_resp3 import Resp3
 from holdfast.engines.redis_aio_wire import PUSH, Reply, Request, Wire, subscribe_to
 from holdfast.engines.target import Target
 from holdfast.engines.wire import Op, client_closed, complain_of_mute, connect_failure, lost_connection, silence
 from holdfast.protocol.bells import Switchboard
-from holdfast.protocol.effects import Command, StepFailed
+from holdfast.protocol.effects import StepFailed
 
 __all__ = ["Engine", "Lifeline"]
 
 MOST_ASKED: Final = 1000  # requests on the wire; beyond that the server is no faster, and a lost connection costs more
 
-_HELLO: Final = Command(("HELLO", "3"))
-_TRACKING: Final = Command(("CLIENT", "TRACKING", "ON", "OPTIN", "NOLOOP"))
-_HANG_UPS: Final = 2  # who hangs up on HELLO or SUBSCRIBE so often does not know it: a proxy, most likely
-
+_FIRST_PATIENCE: Final = 1.0  # seconds for a connection to come about; doubled for the next attempt
 _FIRST_PAUSE: Final = 0.05
 _LONGEST_PAUSE: Final = 1.0
 
@@ -66,14 +61,11 @@ class Engine:
         self.board = board
         self.now = now  # the clock by which bells are timed
         self.backlog: deque[Request] = deque()  # asked for while there is no wire, or no room on it
-        self.can_track = PUSH is not None
         self._target = target
         self._timeout = timeout
-        self._speaks_resp3 = PUSH is not None  # until it is known not to
-        self._hang_ups = 0  # how often in a row somebody hung up on us instead of refusing what we asked for
         self.known = False  # whether this server has ever answered
         self.served = False  # whether it has ever answered a step that may write, without an error
-        self._closed = False
+        self.closed = False
         self._warned = False
         self._inherited: list[Wire] = []  # of a parent process; kept, because collecting one would close it
         self._begin_anew(None)
@@ -89,13 +81,14 @@ class Engine:
         self._rearming: asyncio.Task[None] | None = None
         self._alarm: asyncio.TimerHandle | None = None
         self._alarm_at = _NEVER
+        self.resp3 = Resp3(self)
         self.backlog.clear()
 
     def submit(self, op: Op, timeout: float, reply: Reply | None = None) -> Reply:
         """Ask for one step. The future fails with StepFailed; cancelling it costs nobody else anything."""
         if reply is None:
             reply = asyncio.Future(loop=self._loop)
-        if self._closed:
+        if self.closed:
             reply.set_exception(client_closed(self.address))
             return reply
         now = monotonic()
@@ -203,16 +196,14 @@ class Engine:
         """Make the wire, and send what waits for it; or say why there is none."""
         try:
             try:
-                wire = await asyncio.wait_for(self._open(PUSH), self._timeout)
+                wire = await self._open_in_time()
             finally:
                 self._connecting = None
         except Exception as error:  # redis-py, a credential provider, the embedded server: anything
             backlog, self.backlog = self.backlog, deque()
-            for _, reply, *_ in backlog:
-                if not reply.done():
-                    reply.set_exception(self._failed(error))
+            self._refuse([request for request in backlog if not request[1].done()], error)
             return error
-        if self._closed:  # while the last of it was under way, too late to be cancelled
+        if self.closed:  # while the last of it was under way, too late to be cancelled
             await wire.close()
             return client_closed(self.address)
         self._wire = wire
@@ -220,6 +211,25 @@ class Engine:
         if wire.lost and self.backlog:  # in the turn of the loop in which it was made, when it was nobody's yet
             self._connect()
         return None
+
+    async def _open_in_time(self) -> Wire:
+        """Open it. An attempt that meets with silence is given up for another, while there is time: what is silent may
+        be one connection, and not the server."""
+        until = monotonic() + self._timeout
+        patience = self._timeout if self._target.prepare else _FIRST_PATIENCE
+        while True:
+            left = until - monotonic()
+            try:
+                return await asyncio.wait_for(self._open(PUSH), min(patience, left))
+            except TimeoutError:
+                if patience >= left:
+                    raise
+                patience *= 2
+
+    def _refuse(self, requests: list[Request], error: Exception) -> None:
+        """There is no connection for these."""
+        for _, reply, *_ in requests:
+            reply.set_exception(self._failed(error))
 
     def _failed(self, error: Exception) -> StepFailed:
         if isinstance(error, StepFailed):  # there was a connection
@@ -250,7 +260,7 @@ class Engine:
 
     def note_loss(self, wire: Wire) -> None:
         """That connection is no more."""
-        if self._closed or wire.loop is not self._loop:
+        if self.closed or wire.loop is not self._loop:
             return
         if wire.listening:
             self._interrupted = True
@@ -272,6 +282,10 @@ class Engine:
             return self._wire.is_deaf(patience)
         return self._connecting is not None and monotonic() - self._connecting_since >= patience
 
+    def owes(self) -> bool:
+        """Whether a request was not answered in its time: until all are, the connection takes no other."""
+        return self.is_up() and self._wire is not None and self._wire.owing_since < _NEVER
+
     def hang_up(self) -> None:
         """Do without the present connection."""
         if self._wire is not None and not self._wire.lost:
@@ -281,7 +295,7 @@ class Engine:
 
     async def listen(self, timeout: float) -> bool:
         """See to it that bells are heard; whether the server lets us."""
-        if self._closed:
+        if self.closed:
             raise client_closed(self.address)
         if self._is_listening():
             return True
@@ -311,10 +325,10 @@ class Engine:
                 error = await self._connect()
                 if error is not None:
                     return error
-            if await self._speaks(wire):
+            if await self.resp3.is_spoken(wire):
                 await self._subscribe(wire)
             else:
-                await self._listen_apart(wire)
+                await self._listen_apart()
         except StepFailed as failed:
             if failed.retry:
                 return failed
@@ -329,17 +343,11 @@ class Engine:
             self.board.look_again()
         return True
 
-    async def _listen_apart(self, wire: Wire) -> None:
+    async def _listen_apart(self) -> None:
         """Listen on a connection that does nothing else, as RESP2 will have it."""
         ear = self._ear = await asyncio.wait_for(self._open(list), self._timeout)
         try:
             await self._subscribe(ear)
-            self._hang_ups = 0
-        except StepFailed as failed:
-            # Again and again, while the wire is well? Then somebody in between does not know what we want.
-            self._hang_ups += failed.prompt and not wire.lost
-            failed.retry = failed.retry and self._hang_ups < _HANG_UPS
-            raise
         finally:
             if not ear.listening:
                 ear.abort()
@@ -348,47 +356,6 @@ class Engine:
         if await self.ask(wire, subscribe_to(self.board.channel)) is not True:
             wire.abort()  # it was answered by something else than its confirmation: out of step
             raise lost_connection(self.address, None, met=self.known)
-
-    async def _speaks(self, wire: Wire) -> bool:
-        """Whether RESP3 is spoken on it. Until that is certain nothing may be subscribed to: RESP2 allows nothing else
-        on a connection that listens."""
-        if not self._speaks_resp3:
-            return False
-        try:
-            await self.greet(wire)
-        except StepFailed as failed:
-            if failed.retry:
-                raise
-            return False
-        return True
-
-    def greet(self, wire: Wire) -> Reply:
-        """Change over to RESP3, once per connection."""
-        if wire.greeting is None:
-            wire.greeting = self.ask(wire, _HELLO)
-            wire.greeting.add_done_callback(partial(self._note_greeting, wire))
-        return wire.greeting
-
-    def _note_greeting(self, wire: Wire, reply: Reply) -> None:
-        failed = None if reply.cancelled() else reply.exception()
-        if not isinstance(failed, StepFailed):
-            self._hang_ups = 0
-            return
-        wire.greeting = None  # it may be said again
-        self._hang_ups += failed.prompt
-        if not failed.retry or self._hang_ups >= _HANG_UPS:
-            self._hang_ups = 0
-            self._speaks_resp3 = self.can_track = False
-
-    def begin_tracking(self, wire: Wire) -> None:
-        """Let the server tell us, on that connection, when others write what we have watched."""
-        self.greet(wire)
-        self.ask(wire, _TRACKING).add_done_callback(self._note_tracking)
-
-    def _note_tracking(self, reply: Reply) -> None:
-        failed = None if reply.cancelled() else reply.exception()
-        if isinstance(failed, StepFailed) and not failed.retry:
-            self.can_track = False
 
     def _warn(self) -> None:
         if not self._warned:
@@ -428,7 +395,7 @@ class Engine:
         self._begin_anew(None)
 
     async def close(self) -> None:
-        self._closed = True
+        self.closed = True
         if self._alarm is not None:
             self._alarm.cancel()
         backlog, self.backlog = self.backlog, deque()
@@ -440,6 +407,7 @@ class Engine:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
+        await self.resp3.close()
         for wire in (self._wire, self._ear):
             if wire is not None and not wire.lost:
                 await wire.close()
@@ -449,7 +417,9 @@ class Lifeline(Engine):
     """The keeper's way to the server: the client's one connection while that is well, else one of its own.
 
     Renewal has no time for a dead connection. Whoever calls waits for its timeout until it gives one up; the keeper
-    goes another way after a moment's silence, and comes back once the server is heard on the first again.
+    goes another way after a moment's silence, or once a request was not answered in its time, and comes back once the
+    server is heard on the first again. If no other connection is to be had, as on a server that has too many clients,
+    the first must do.
     """
 
     PATIENCE: Final = 0.2  # less than a caller who leaves waits for its clean-up, which is then the keeper's at once
@@ -460,12 +430,16 @@ class Lifeline(Engine):
 
     def _begin_anew(self, loop: asyncio.AbstractEventLoop | None) -> None:
         super()._begin_anew(loop)
+        self.resp3 = self._main.resp3
         self._apart = False
+        self._refused_until = 0.0  # no connection of its own is tried before
         self._look: asyncio.TimerHandle | None = None
 
     def submit(self, op: Op, timeout: float, reply: Reply | None = None) -> Reply:
         main = self._main
-        apart = main.is_deaf(self.PATIENCE) or (self.is_up() and not main.is_up())
+        apart = main.is_deaf(self.PATIENCE) or main.owes() or (self.is_up() and not main.is_up())
+        if apart and main.is_up() and not self.is_up() and monotonic() < self._refused_until:
+            apart = False
         if apart != self._apart:
             self._apart = apart
             self.board.look_again()  # what was watched on the one is not on the other
@@ -475,6 +449,15 @@ class Lifeline(Engine):
             assert self._loop is not None
             self._look = self._loop.call_later(1.0, self._look_at_main)
         return super().submit(op, timeout, reply)
+
+    def _refuse(self, requests: list[Request], error: Exception) -> None:
+        if not self._main.is_up():
+            super()._refuse(requests, error)
+            return
+        self._refused_until, self._apart = monotonic() + 1.0, False
+        for op, reply, deadline, *_ in requests:
+            assert op is not None
+            self._main.submit(op, max(0.0, deadline - monotonic()), reply)
 
     def _look_at_main(self) -> None:
         """Once a second, while there are two connections: is either of them superfluous?"""
@@ -486,7 +469,7 @@ class Lifeline(Engine):
                     self.hang_up()
             elif others is not None and others.is_deaf(1.0) and wire.waiting_since > others.waiting_since + 1.0:
                 main.hang_up()  # the server is heard here, and not there: that connection is dead
-        if (self.is_up() or self._connecting is not None) and not self._closed:
+        if (self.is_up() or self._connecting is not None) and not self.closed:
             assert self._loop is not None
             self._look = self._loop.call_later(1.0, self._look_at_main)
 

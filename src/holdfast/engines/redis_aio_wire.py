@@ -15,8 +15,11 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import hiredis
 
 from holdfast.engines.wire import (
+    MORE,
     OVERDUE_AFTER,
     Op,
+    Parser,
+    ReplyTooLong,
     is_elsewhere,
     is_noscript,
     lost_connection,
@@ -35,12 +38,9 @@ Reply: TypeAlias = "asyncio.Future[Any]"
 # With its deadline, the timeout that this came from, and when it was sent. No Op: it was sent again with its source.
 Request: TypeAlias = tuple[Op | None, Reply, float, float, float]
 
-PUSH: Final[Any] = getattr(hiredis, "PushNotification", None)  # since hiredis 3.2; else it would pass for a reply
-
-
+PUSH: Final[Any] = hiredis.PushNotification
 _LEAST_CHUNK: Final = 8  # requests that are worth a write before the turn is over
 _CACHING: Final = pack(Command(("CLIENT", "CACHING", "YES")))
-_MORE: Final = object()  # what the reader says when it needs more bytes, for False is a reply in RESP3
 
 
 def subscribe_to(channel: str) -> Command:
@@ -65,9 +65,9 @@ class Wire(asyncio.Protocol):
         self._connection = connection
         self._transport: Any = connection._writer.transport
         self._stream = self._transport.get_protocol()
-        self._engine = engine
+        self.engine = engine
         self.loop = loop
-        self._reader = hiredis.Reader(notEnoughData=_MORE)
+        self._parser = Parser()
         self._push = push  # the type of what was not asked for
         self._out: list[bytes] = []
         self._error: Exception | None = None
@@ -80,8 +80,9 @@ class Wire(asyncio.Protocol):
         self._full = False  # whether more has been written than the kernel takes
         self.lost = False
         self.listening = False
+        self.greeting: Reply | None = None  # to HELLO, once it was sent
+        self.may_speak_resp3 = self.may_track = push is PUSH  # until the server refuses it
         self.tracking = False
-        self.greeting: Reply | None = None
         self._transport.set_protocol(self)
 
     def send(self, request: Request, *, with_source: bool = False) -> None:
@@ -111,20 +112,18 @@ class Wire(asyncio.Protocol):
 
     def _tracks(self) -> bool:
         """See to it that this connection is tracked, if the server can do that."""
-        engine = self._engine
-        if not self.tracking and engine.can_track:
-            self.tracking = True
-            engine.begin_tracking(self)
-        return engine.can_track
+        if self.may_track and not self.tracking:
+            self.engine.resp3.track(self)
+        return self.tracking
 
     def data_received(self, data: bytes) -> None:
         self.waiting_since = monotonic()
-        engine, asked, push = self._engine, self.asked, self._push
+        engine, asked, push = self.engine, self.asked, self._push
         engine.known = True
         try:
-            self._reader.feed(data)
-            gets = self._reader.gets
-            while (answer := gets()) is not _MORE:
+            answer = self._parser.next(data)
+            gets = self._parser.gets
+            while answer is not MORE:
                 kind = type(answer)
                 if kind is hiredis.ReplyError:
                     self._take_error(answer)
@@ -137,12 +136,15 @@ class Wire(asyncio.Protocol):
                         reply.set_result(answer)
                     if not engine.served:
                         engine.served = request[0] is None or may_write(request[0])
-            if not asked and self.greeting is None and push is not list and self._reader.has_data():
+                answer = gets()
+            if not asked and self.greeting is None and push is not list and self._parser.has_data():
                 raise hiredis.ProtocolError(
                     "the beginning of a reply to nothing"
                 )  # and no push, which may come in parts
         except hiredis.HiredisError as error:
             self.abort(error)
+        except MemoryError:
+            self.abort(ReplyTooLong("an array that does not fit into memory"))
         except (IndexError, TypeError, AttributeError) as error:  # a reply to nothing, or a push that is none
             self.abort(hiredis.ProtocolError(str(error)))
         if not asked and self.owing_since != _NEVER:
@@ -159,14 +161,14 @@ class Wire(asyncio.Protocol):
         if op is not None and is_noscript(answer):
             self.send(request, with_source=True)  # even if its caller has left: the next one needs the script too
         elif not reply.done():
-            reply.set_exception(refusal(answer, self._engine.address, op, served=self._engine.served))
+            reply.set_exception(refusal(answer, self.engine.address, op, served=self.engine.served))
         if is_elsewhere(answer):
             self.abort()
 
     def _take_push(self, answer: list[Any]) -> None:
-        kind, board = answer[0], self._engine.board
+        kind, board = answer[0], self.engine.board
         if kind == b"message":
-            board.deliver(answer[2], self._engine.now())
+            board.deliver(answer[2], self.engine.now())
         elif kind == b"invalidate":
             if answer[1] is None:  # everything was flushed
                 board.look_again()
@@ -202,8 +204,8 @@ class Wire(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._full, self.open = False, not self.lost and self.owing_since == _NEVER
-        if self._engine.backlog:
-            self._engine.drain()
+        if self.engine.backlog:
+            self.engine.drain()
 
     def connection_lost(self, error: Exception | None) -> None:
         self.lost, self.open = True, False
@@ -212,10 +214,10 @@ class Wire(asyncio.Protocol):
         asked, self.asked = self.asked, deque()
         for _, reply, *_ in asked:
             if not reply.done():  # one each: tracebacks and notes are its own
-                engine = self._engine
+                engine = self.engine
                 cause = self._error or error
                 reply.set_exception(lost_connection(engine.address, cause, met=engine.known, tls=engine.tls))
-        self._engine.note_loss(self)
+        self.engine.note_loss(self)
 
     def abort(self, error: Exception | None = None) -> None:
         """Give it up. Who is waiting learns it in the next turn; who comes now is sent elsewhere."""

@@ -14,6 +14,7 @@ again over a new one.
 Pushes share the connection, which is what RESP3 is for: bells (pub/sub), and word that somebody else wrote a key that a
 step has read with ``watch`` (client tracking, told apart by OPTIN, and silent about what the wire itself writes by
 NOLOOP). A server or proxy that does not speak RESP3 gets a second connection that only listens, and nothing is tracked.
+Only an answer says that. If a connection was cut during HELLO, RESP3 is tried again later, beside the one that is used.
 
 It is opened on first use: a client that never waits, and never holds for long, does without.
 """
@@ -39,10 +40,12 @@ from holdfast.engines.wire import (
     Op,
     client_closed,
     complain_of_mute,
+    complain_of_no_resp3,
     connect_failure,
     is_elsewhere,
     is_noscript,
     lost_connection,
+    note_resp3_is_back,
     pack,
     refusal,
     silence,
@@ -59,6 +62,8 @@ log = logging.getLogger("holdfast")
 
 _FIRST_PATIENCE, _LONGEST_PATIENCE = 1.0, 5.0  # for a connection to come about; doubled when it was not enough
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0  # between attempts
+_FIRST_PROBE, _RAREST_PROBE = 0.5, 4.0  # seconds between attempts at HELLO, after it was cut; doubled each time
+_PROBE_PATIENCE = 0.5
 
 _NEVER: Final = float("inf")
 
@@ -103,6 +108,9 @@ class Wire:
         self._rearm_at = _NEVER
         self._rearm_pause = _FIRST_PAUSE
         self._rearming: Request | None = None
+        self._probe_at = _NEVER  # when to try RESP3 again, after a connection was cut during HELLO
+        self._probe_pause = _FIRST_PROBE
+        self._untracked = False  # the log says that RESP3 and tracking are off
         self._missed = False  # whether a bell may have been, since the listener was lost
 
     # For callers
@@ -246,6 +254,7 @@ class Wire:
                 if self._doubt:
                     self._give_up_overdue()  # before any other request is sent that way
                 self._send_all()
+                self._regain_resp3()
                 self._rearm()
                 self._wait()
             except Exception as error:
@@ -310,6 +319,9 @@ class Wire:
             return
         self._patience = _FIRST_PATIENCE
         self._not_before = 0.0
+        self._install(link, listens=listens)
+
+    def _install(self, link: Link, *, listens: bool) -> None:
         if link.is_ear and self._ear is None:
             self._ear = link
         if self._line is None and (link.resp3 or not listens):
@@ -317,6 +329,11 @@ class Wire:
         self._links[link.sock.fileno()] = link
         self._poll.register(link.sock, link.events)
         self._opening = None
+        if link.resp3:
+            self._probe_at, self._probe_pause = _NEVER, _FIRST_PROBE
+            if self._untracked:
+                self._untracked = False
+                note_resp3_is_back(self.address)
 
     def _drop_expired(self) -> None:
         for _ in range(len(self._queue)):
@@ -334,6 +351,8 @@ class Wire:
                 # HELLO was refused, or answered by hanging up. If it was something else, we shall hear it again.
                 link = self._open(patience, resp3=False, is_ear=listens)
                 self._speaks_resp3 = not isinstance(refused, redis.exceptions.ResponseError)
+                if self._speaks_resp3:
+                    self._probe_at = time.monotonic() + self._probe_pause
                 return link
         return self._open(patience, resp3=False, is_ear=listens)
 
@@ -342,6 +361,32 @@ class Wire:
         self._opening = self._target.connection(patience, {**extra, "protocol": 3} if resp3 else extra)
         self._opening.connect()
         return Link(self._opening, resp3=resp3, is_ear=is_ear)
+
+    def _regain_resp3(self) -> None:
+        """Try HELLO on another connection, if it was cut before. If it is answered, that connection takes over."""
+        if time.monotonic() < self._probe_at or any(link.asked for link in self._links.values()):
+            return
+        if self._line is None:
+            self._probe_at = _NEVER  # the next connection is asked for RESP3 anyway
+            return
+        needed = self._board.is_needed()
+        self._probe_pause = min(2 * self._probe_pause, _RAREST_PROBE)
+        self._probe_at = time.monotonic() + (self._probe_pause if needed else _RAREST_PROBE)
+        if not needed:
+            return
+        try:
+            link = self._open(_PROBE_PATIENCE, resp3=True, is_ear=True)
+        except Exception as error:  # redis-py, a credential provider, a custom connect function: anything
+            if isinstance(error, redis.exceptions.ResponseError) and not refusal(error, self.address).retry:
+                self._speaks_resp3, self._probe_at = False, _NEVER
+            elif not self._untracked:
+                self._untracked = True
+                complain_of_no_resp3(f"connections to {self.address} were cut during HELLO")
+            return
+        for old in list(self._links.values()):
+            self._lose(old, None)
+        self._install(link, listens=True)
+        self._board.look_again()  # which has everything watched again
 
     def _rearm(self) -> None:
         """A lost listener comes back by itself as long as anybody would miss it, else when it is asked for."""
@@ -365,6 +410,8 @@ class Wire:
         self._asleep = True
         # Whoever puts something into the queue from here on, or has a doubt, sees that we sleep, or is seen by us.
         wakes_at = self._rearm_at
+        if not any(link.asked for link in self._links.values()):
+            wakes_at = min(wakes_at, self._probe_at)
         if self._doubt:
             wakes_at = min(wakes_at, self._give_up_overdue())
         if self._queue and all(link.owing_since == _NEVER for link in self._links.values()):

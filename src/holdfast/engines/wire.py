@@ -32,6 +32,7 @@ __all__ = [
     "ReplyTooLong",
     "client_closed",
     "complain_of_mute",
+    "complain_of_no_resp3",
     "connect_failure",
     "is_elsewhere",
     "is_full",
@@ -39,6 +40,7 @@ __all__ = [
     "leaves_nothing",
     "lost_connection",
     "may_write",
+    "note_resp3_is_back",
     "pack",
     "refusal",
     "silence",
@@ -354,6 +356,15 @@ def complain_of_mute(address: str, channel: str) -> None:
         address,
         channel.rpartition(":")[0],
     )
+
+
+def complain_of_no_resp3(why: str, *, level: int = logging.WARNING) -> None:
+    """What a client does without for now, and what that costs."""
+    log.log(level, "%s, so RESP3 and client tracking are off: a deleted lock is noticed at its next renewal", why)
+
+
+def note_resp3_is_back(address: str) -> None:
+    log.info("RESP3 and client tracking of %s are back", address)
 
 
 def _failed(
