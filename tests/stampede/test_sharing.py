@@ -128,6 +128,28 @@ def test_nobody_waits_for_a_computation_that_another_process_has_invalidated() -
     assert waiting.outcome() == 2
 
 
+@pytest.mark.parametrize("wait", [None, 0.05], ids=["another waits", "another gives up"])
+def test_a_notification_reaches_every_caller_of_a_process_that_waits(wait: float | None) -> None:
+    """An invalidation lets a later caller of the same process ask for itself, beside the one that waits already."""
+    weather = Weather(3, cost=30.0)
+    weather.come(0)
+    weather.run(0.01)
+    early = weather.come(1)
+    weather.run(0.01)
+    weather.machines[0].crash()
+    weather.world.fate_of_bell = lambda number: Fate(lost=True)  # so that the third machine claims the value
+    weather.start(weather.clients[1], weather.clients[1].invalidate(KEY))
+    weather.run(0.01)
+    weather.world.fate_of_bell = lambda number: Fate()
+    weather.cost = 0.7
+    weather.come(2)
+    weather.run(0.57)  # the early one has asked once more, and is the one to be notified
+    late = weather.come(1, wait=wait)
+    weather.run(0.14)
+    assert early.outcome() == 2, "it was notified, and did not have to ask again by itself"
+    assert isinstance(late.error, holdfast.ComputeTimeout) if wait else late.outcome() == 2
+
+
 def test_whoever_gives_up_leaves_nothing_in_a_flight_that_goes_on() -> None:
     weather = Weather(1, cost=5.0)
     weather.come()

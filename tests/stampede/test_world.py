@@ -80,6 +80,7 @@ class Storm(Play):
         for machine in self.machines:
             if not machine.crashed:
                 assert not machine.board.waiting
+                assert not machine.board.searching
                 assert not machine.book.holds
                 assert not machine.book.chores
         for client in self.clients:

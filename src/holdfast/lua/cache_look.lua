@@ -58,7 +58,8 @@ if value then
   return {1, value}
 end
 if ARGV[4] ~= '' and ARGV[4] ~= '-' then
-  redis.pcall('HSET', KEYS[3], ARGV[4], ARGV[1]) -- a full server refuses, and then it asks again by itself
+  -- By the key of the claim, not by token: this search may leave while another one of its process goes on waiting.
+  redis.pcall('HSET', KEYS[3], ARGV[4], KEYS[2]) -- a full server refuses, and then it asks again by itself
   redis.call('PEXPIRE', KEYS[3], 5000)
 end
 return {0, redis.call('PTTL', KEYS[2]), now}

@@ -159,6 +159,8 @@ class Search:
     def _send(self, waiter: Waiter, channel: str, timeout: float) -> Effects[Any]:
         hold = waiter.hold
         doubtful, hold.doubtful = hold.doubtful, True  # from here until the reply
+        if channel:
+            waiter.board.join_search(hold)
         self.served = self._seat.flight.number()
         early = self._policy.early
         args = (
