@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from threading import get_ident
 from typing import Any, Self
 
 import holdfast
 from holdfast.drivers import clock
+from holdfast.drivers.blocking import here
 from holdfast.protocol import effects as fx
 
 __all__ = ["ByHand"]
@@ -53,7 +53,7 @@ class ByHand:
             elif isinstance(effect, fx.NewToken):
                 value = clock.new_token(effect.label)
             elif isinstance(effect, fx.Caller):
-                value = get_ident()
+                value = here.owner
             elif isinstance(effect, fx.Wait):
                 time.sleep(max(0.0, effect.until - clock.now()))
                 value = clock.now()

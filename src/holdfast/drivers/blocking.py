@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from _thread import allocate_lock, get_ident
+from _thread import allocate_lock
 from queue import SimpleQueue
 from secrets import token_hex
 from time import sleep, time
@@ -28,10 +28,24 @@ from holdfast.protocol.closing import give_back, lose_all
 from holdfast.protocol.cohort import Cohorts
 from holdfast.protocol.keepalive import Book, keep
 
-__all__ = ["Bell", "Driver"]
+__all__ = ["Bell", "Driver", "here"]
 
 T = TypeVar("T")
 log = logging.getLogger("holdfast")
+
+
+class Owner:
+    """A thread, as the owner of what it acquires. (Its number is given to another thread after it has ended.)"""
+
+    __slots__ = ("__weakref__",)
+
+
+class _Here(threading.local):
+    def __init__(self) -> None:
+        self.owner = Owner()
+
+
+here = _Here()  # ``here.owner`` is the calling thread; under gevent, the calling greenlet
 
 
 class Bell:
@@ -130,13 +144,13 @@ class Driver:
                             else:
                                 value = call(step, effect.timeout)
                         elif kind is fx.Caller:
-                            value = get_ident()
+                            value = here.owner
                         elif kind is fx.NewToken:
                             value = clock.new_token(effect.label)
                         elif kind is fx.Wait:
                             value = _wait(effect.bell, effect.until)
                         elif kind is fx.Attach:
-                            value = get_ident(), None  # a thread cannot be cancelled; its body has lost and check()
+                            value = here.owner, None  # a thread cannot be cancelled; its body has lost and check()
                         else:
                             value = self._perform(effect, engine)
                 except StopIteration as done:
