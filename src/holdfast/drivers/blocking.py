@@ -8,6 +8,7 @@ what others write, and not of what it writes itself.
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 from _thread import allocate_lock
 from queue import SimpleQueue
@@ -32,6 +33,9 @@ __all__ = ["Bell", "Driver", "here"]
 
 T = TypeVar("T")
 log = logging.getLogger("holdfast")
+
+_COMPLAINS_EVERY = 60.0  # seconds
+_MOST_NAMED = 5  # locks in one line of the log
 
 
 class Owner:
@@ -103,6 +107,7 @@ class Driver:
         self._teller: threading.Thread | None = None
         self._news: SimpleQueue[Hold | None] = SimpleQueue()  # of losses, to be told
         self._starting = threading.Lock()
+        self._complain_at = 0.0  # when to say again that leases are not renewed
         self._name_channel()
         forks.watch(self)
 
@@ -148,6 +153,8 @@ class Driver:
                         elif kind is fx.NewToken:
                             value = clock.new_token(effect.label)
                         elif kind is fx.Wait:
+                            if self._keeper is None and self.book.holds:
+                                self.keep()  # which has failed before
                             value = _wait(effect.bell, effect.until)
                         elif kind is fx.Attach:
                             value = here.owner, None  # a thread cannot be cancelled; its body has lost and check()
@@ -196,16 +203,32 @@ class Driver:
 
     def keep(self) -> None:
         """See to it that the keeper runs."""
-        if self._keeper is None:
+        if self._keeper is not None:
+            return
+        try:
             with self._starting:
                 if self._keeper is None and not self.book.closed:
                     keeper = threading.Thread(target=self._keep, name="holdfast-keeper", daemon=True)
-                    try:
-                        keeper.start()
-                        self.wire.start()  # the keeper will need it soon; whoever counts threads should count it now
-                    except RuntimeError:  # the interpreter is on its way out, and the lease will be, too, by its ttl
-                        return
+                    keeper.start()
                     self._keeper = keeper
+                    self.wire.start()  # the keeper will need it soon; count it among our threads from now on
+        except RuntimeError as error:
+            if not _is_exiting(error):  # else the lease ends, too, by its ttl
+                self._complain(error)
+
+    def _complain(self, error: RuntimeError) -> None:
+        """Log that leases are not renewed; once a minute, for every acquire and every wait tries again."""
+        if (now := clock.now()) < self._complain_at:
+            return
+        self._complain_at = now + _COMPLAINS_EVERY
+        names = [repr(hold.name) for hold in list(self.book.holds)[:_MOST_NAMED]]
+        log.error(
+            "leases of %s are not renewed and end with their ttl (%s), because no thread can be started: %s. Let other "
+            "threads end, or raise the limit (ulimit -u, or that of the container); the next acquire tries again",
+            self.engine.address,
+            ", ".join(names) or "none is held now",
+            error,
+        )
 
     def _keep(self) -> None:
         while not self.book.closed:
@@ -219,23 +242,27 @@ class Driver:
         """Call on_lost, in a thread for that: what it does must not hold up the renewal of other leases."""
         if hold.notify is None:
             return
-        self._news.put(hold)
-        with self._starting:
-            if self._teller is None:
-                teller = threading.Thread(target=self._tell_all, name="holdfast-on-lost", daemon=True)
-                try:
+        try:
+            with self._starting:
+                if self._teller is None:
+                    teller = threading.Thread(target=self._tell_all, name="holdfast-on-lost", daemon=True)
                     teller.start()
-                except RuntimeError:  # the interpreter is exiting, and on_lost can run nowhere
-                    return
-                self._teller = teller
+                    self._teller = teller
+        except RuntimeError as error:
+            if not _is_exiting(error):  # else on_lost can run nowhere
+                log.error(
+                    "on_lost of the lock %r runs in the thread that found the loss, because no other can be started: "
+                    "%s. Renewals may have to wait for it",
+                    hold.name,
+                    error,
+                )
+                _call_on_lost(hold)
+            return
+        self._news.put(hold)
 
     def _tell_all(self) -> None:
         while (hold := self._news.get()) is not None:
-            try:
-                if hold.notify is not None:
-                    hold.notify()
-            except Exception:
-                log.exception("on_lost of the lock %r failed", hold.name)
+            _call_on_lost(hold)
             del hold  # which may be the last to know of its lease
 
     def close(self, timeout: float) -> None:
@@ -268,6 +295,19 @@ class Driver:
         self._keeper = self._teller = None
         self._news = SimpleQueue()
         self._starting = threading.Lock()
+
+
+def _is_exiting(error: RuntimeError) -> bool:
+    """Whether a thread could not be started because the interpreter is exiting, and not because there are too many."""
+    return sys.is_finalizing() or "shutdown" in str(error)
+
+
+def _call_on_lost(hold: Hold) -> None:
+    try:
+        if hold.notify is not None:
+            hold.notify()
+    except Exception:
+        log.exception("on_lost of the lock %r failed", hold.name)
 
 
 def _wait(bell: fx.Bell | None, until: float) -> float:
