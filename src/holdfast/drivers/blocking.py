@@ -153,8 +153,8 @@ class Driver:
                         elif kind is fx.NewToken:
                             value = clock.new_token(effect.label)
                         elif kind is fx.Wait:
-                            if self._keeper is None and self.book.holds:
-                                self.keep()  # which has failed before
+                            if self._keeper is None and (self.book.holds or self.book.chores):
+                                self.keep()  # an earlier attempt to start it has failed
                             value = _wait(effect.bell, effect.until)
                         elif kind is fx.Attach:
                             value = here.owner, None  # a thread cannot be cancelled; its body has lost and check()

@@ -74,7 +74,7 @@ def ask(desk: Desk, entry: Entry, policy: Policy) -> Effects[Turn]:
 
 def _ask(desk: Desk, entry: Entry, policy: Policy, patience: Patience, unreadable: str = "") -> Effects[Turn]:
     """Look for the value, alone or together with others of this process; wait for it if somebody is computing it."""
-    now = yield from clock()
+    now = patience.started
     seat = Seat((yield from caller()), now, unreadable)
     turn: Turn | None = None
     try:
