@@ -196,13 +196,13 @@ class Terms(BaseTerms[Lease]):
 
     __slots__ = ("_thread",)
     _driver: Driver
-    _thread: int  # that iterates
+    _thread: object  # that iterates
 
     def __iter__(self) -> Terms:
         return self
 
     def __next__(self) -> Lease:
-        self._thread = threading.get_ident()
+        self._thread = self._driver.caller()
         lease = self._driver.run(self._begin())
         if lease is None:
             raise StopIteration
@@ -216,7 +216,7 @@ class Terms(BaseTerms[Lease]):
         # The loop was left. Collected by chance in whatever thread, that one must not be made to wait for a server.
         try:
             if self._lease is not None:
-                if self._thread == threading.get_ident():
+                if self._thread is self._driver.caller():
                     self.close()
                 else:
                     self._drop()

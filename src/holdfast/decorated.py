@@ -9,7 +9,7 @@ To a type checker it has the arguments of the function, and what the function re
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from enum import Enum
@@ -95,6 +95,7 @@ class BaseCached:
     __qualname__: str
 
     def __init__(self, client: Any, function: Callable[..., Any], template: Template, policy: Policy) -> None:
+        _refuse_shared(client._cached, template.pattern, function)
         self._client = client
         self._function = function
         self._template = template
@@ -145,6 +146,26 @@ def refuse_bare(name: object, use: str) -> None:
             f"{use}({given:.60})",
             f'give a name: @client.{use}("a-name"), or, depending on an argument, @client.{use}("a-name:{{argument}}")',
         )
+
+
+def _refuse_shared(known: MutableMapping[str, Any], pattern: str, function: Callable[..., Any]) -> None:
+    """Two functions whose values have the same keys would return each other's results; said when the second is
+    decorated. A function that is decorated again (a reloaded module, a factory) is the same one."""
+    first = known.get(pattern)
+    if first is not None and first is not function and _full_name(first) != _full_name(function):
+        raise InvalidConfig(
+            f"cached({pattern!r:.80}) of {_full_name(function):.100}",
+            f"{_full_name(first):.100} has this template: they would return each other's values. Give each its own",
+        )
+    try:
+        known[pattern] = function
+    except TypeError:
+        pass  # no weak references to it: it is not remembered
+
+
+def _full_name(function: Any) -> str:
+    name = getattr(function, "__qualname__", None)
+    return repr(function) if name is None else f"{function.__module__}.{name}"
 
 
 def refuse_result(fn: Any, key: object) -> None:

@@ -114,6 +114,7 @@ class BaseClient:
         self._recent: tuple[tuple[Any, ...], list[type], Terms] = (), [], shared
         self._owned: Owned = WeakValueDictionary()  # reentrant locks, by who has them
         self._insiders: Insiders = WeakValueDictionary()  # of readers-writer locks, likewise
+        self._cached: WeakValueDictionary[str, Any] = WeakValueDictionary()  # decorated functions, by template
         self._recent_room = shared, replace(shared, cohort=0)
 
     def _ask(self, names: tuple[str, ...], asked: tuple[Any, ...]) -> tuple[Keys, Terms]:

@@ -106,7 +106,7 @@ class Hold:
     kind: Kind | None = None  # whose steps it takes, if not the mutex's
     species = "lock"  # what it is a hold on,
     wanted = ""  # and how much of it, where that is not all: so says a ticket for it
-    caller: Hashable = None  # the thread or task that has asked for it; a task weakly, for it may keep the lease alive
+    caller: Hashable = None  # the thread or task that has asked for it, weakly, for a task may keep the lease alive
     unheld: type[NotHeld] = NotHeld  # what is raised when it is given back once too often
     # While it waits.
     bell: Bell | None = None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator, Sequence
+from hashlib import sha1
 from importlib import resources
 from importlib.resources.abc import Traversable
 
@@ -523,6 +524,7 @@ def test_scripts_without_memory(both: Both, wire: Wire, source: str, reply: Repl
         "redis.call('multi')",
         "redis.call('eval', 'return 1', 0)",
         "redis.call('get')",
+        "redis.sha1hex()",
         "redis.call('nope')",
         "redis.call('incr', 'text')",
         "redis.call('incr', 'list')",
@@ -533,6 +535,12 @@ def test_scripts_fail_in_the_same_way(both: Both, source: str) -> None:
     both("RPUSH list x")
     reply = both(["EVAL", source, 0])
     assert isinstance(reply, ReplyError)
+
+
+def test_scripts_have_the_same_sha1(both: Both) -> None:
+    for text in (b"", b"abc", b"\xff\x00"):
+        assert both(["EVAL", "return redis.sha1hex(ARGV[1])", 0, text]) == sha1(text).hexdigest().encode()
+    both(["EVAL", "return redis.sha1hex(7)", 0])
 
 
 OUR_SCRIPTS = [file for file in resources.files("holdfast.lua").iterdir() if file.name.endswith(".lua")]

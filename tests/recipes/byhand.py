@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from threading import get_ident
 from typing import Any, Self
 
 import holdfast
@@ -53,7 +52,7 @@ class ByHand:
             elif isinstance(effect, fx.NewToken):
                 value = clock.new_token(effect.label)
             elif isinstance(effect, fx.Caller):
-                value = get_ident()
+                value = self._driver.caller()
             elif isinstance(effect, fx.Wait):
                 time.sleep(max(0.0, effect.until - clock.now()))
                 value = clock.now()

@@ -172,15 +172,52 @@ def test_what_cannot_be_written_is_the_computers_error_and_leaves_nothing(play: 
     play(scenario)
 
 
-def test_what_cannot_be_read_says_what_to_do(play: Any) -> None:
+def test_a_value_that_cannot_be_loaded_is_computed_once_more(play: Any) -> None:
+    async def scenario(api: Any) -> None:
+        one, two = api.client(), api.client()
+        await one.get_or_compute("k", Source(api), serializer=pickle)
+        source = Source(api)
+        clients = [one, two, one, two]
+        found = await together(api, *(lambda client=client: client.get_or_compute("k", source) for client in clients))
+        assert found == [{"number": 1}] * 4
+        assert source.asked == 1
+        assert await two.get_or_compute("k", source, wait=0) == {"number": 1}
+        await one.get_or_compute("k", Source(api), serializer=pickle)  # which cannot load JSON
+        assert await one.get_or_compute("k", source, wait=0) == {"number": 2}
+
+    play(scenario)
+
+
+def test_an_old_value_that_cannot_be_loaded_is_not_served(play: Any) -> None:
+    async def scenario(api: Any) -> None:
+        one, two = api.client(), api.client()
+        options: dict[str, Any] = {"ttl": 0.05, "stale": 60}
+        await one.get_or_compute("k", Source(api), serializer=pickle, **options)
+        await api.sleep(0.1)
+        source = Source(api)
+        source.broken = LookupError("no such user")
+        with pytest.raises(LookupError):
+            await one.get_or_compute("k", source, **options)
+        source.broken = None
+        calls = [lambda client=client: client.get_or_compute("k", source, **options) for client in (one, two, one)]
+        assert await together(api, *calls) == [{"number": 2}] * 3
+
+    play(scenario)
+
+
+def test_a_cached_function_is_called_again_if_its_value_cannot_be_loaded(play: Any) -> None:
     async def scenario(api: Any) -> None:
         client = api.client()
-        await client.get_or_compute("k", Source(api), serializer=pickle)
-        with pytest.raises(ValueError) as caught:
-            await client.get_or_compute("k", Source(api))
-        assert "invalidate" in caught.value.__notes__[0]
-        assert await client.invalidate("k")
-        assert await client.get_or_compute("k", Source(api)) == {"number": 1}
+
+        @client.cached("double:{x}")  # type: ignore[untyped-decorator]
+        async def double(x: int) -> int:
+            return 2 * x
+
+        async def other() -> Any:
+            return b"\xff"
+
+        await client.get_or_compute(double.key(2), other, serializer=pickle)
+        assert await double(2) == 4
 
     play(scenario)
 

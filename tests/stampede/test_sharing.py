@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+import re
 import threading
 from typing import Any
 
@@ -11,6 +13,7 @@ import redis
 import holdfast
 from holdfast.lab.machine import Process
 from holdfast.lab.world import Fate
+from tests.servers import Server
 from tests.stampede.test_world import CLAIM, KEY, VALUE, Storm
 from tests.support import eventually
 
@@ -128,6 +131,28 @@ def test_nobody_waits_for_a_computation_that_another_process_has_invalidated() -
     assert waiting.outcome() == 2
 
 
+@pytest.mark.parametrize("wait", [None, 0.05], ids=["another waits", "another gives up"])
+def test_a_notification_reaches_every_caller_of_a_process_that_waits(wait: float | None) -> None:
+    """An invalidation lets a later caller of the same process ask for itself, beside the one that waits already."""
+    weather = Weather(3, cost=30.0)
+    weather.come(0)
+    weather.run(0.01)
+    early = weather.come(1)
+    weather.run(0.01)
+    weather.machines[0].crash()
+    weather.world.fate_of_bell = lambda number: Fate(lost=True)  # so that the third machine claims the value
+    weather.start(weather.clients[1], weather.clients[1].invalidate(KEY))
+    weather.run(0.01)
+    weather.world.fate_of_bell = lambda number: Fate()
+    weather.cost = 0.7
+    weather.come(2)
+    weather.run(0.57)  # the early one has asked once more, and is the one to be notified
+    late = weather.come(1, wait=wait)
+    weather.run(0.14)
+    assert early.outcome() == 2, "it was notified, and did not have to ask again by itself"
+    assert isinstance(late.error, holdfast.ComputeTimeout) if wait else late.outcome() == 2
+
+
 def test_whoever_gives_up_leaves_nothing_in_a_flight_that_goes_on() -> None:
     weather = Weather(1, cost=5.0)
     weather.come()
@@ -180,6 +205,45 @@ def test_a_full_server_still_serves_what_is_there(
     finally:
         admin.config_set("maxmemory", 0)
     assert client.get_or_compute("k", lambda: "new", ttl=60, **options) == "new"
+
+
+@pytest.mark.parametrize("errors", [0.0, 60.0], ids=["value", "failure"])
+def test_keys_that_were_damaged_by_hand_count_as_missing(
+    client: holdfast.Client, admin: redis.Redis, errors: float
+) -> None:
+    value, failure = "k:hf1:cache:value:{k}", "k:hf1:cache:failure:{k}"
+    damages = [
+        lambda: admin.hset(value, "value", b"\xff\xfe{"),
+        lambda: admin.hset(value, "fresh", "soon"),
+        lambda: admin.hdel(value, "cost"),
+        lambda: (admin.delete(value), admin.set(value, "text")),
+        lambda: (admin.delete(value), admin.set(failure, "why?")),
+    ]
+    for number, damage in enumerate(damages):
+        assert client.get_or_compute("k", lambda number=number: number, errors=errors) == number
+        damage()
+        assert client.get_or_compute("k", lambda number=number: number + 1, errors=errors) == number + 1
+        assert client.get_or_compute("k", lambda: -1, errors=errors) == number + 1, "it was stored"
+
+
+def test_a_value_that_cannot_be_loaded_is_logged_once_for_each_key_and_client(
+    client: holdfast.Client, server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    def read_all(reader: holdfast.Client) -> None:
+        for key in ("one", "two", "one"):
+            client.get_or_compute(key, lambda: "secret", serializer=pickle)
+            client.invalidate(key)
+            client.get_or_compute(key, lambda: "secret", serializer=pickle)
+            assert reader.get_or_compute(key, lambda: 1) == 1
+            client.invalidate(key)
+
+    with holdfast.connect(server.url) as other:
+        read_all(client)
+        read_all(other)
+    said = [record.getMessage() for record in caplog.records]
+    assert [re.findall("'(.*?)'", text) for text in said] == [["one"], ["two"]] * 2
+    assert all("(UnicodeDecodeError)" in text and "serializer" in text and "secret" not in text for text in said)
+    assert {record.levelname for record in caplog.records} == {"WARNING"}
 
 
 def test_what_cannot_be_read_back_is_not_stored(client: holdfast.Client, admin: redis.Redis) -> None:

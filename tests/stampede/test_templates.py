@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import enum
 import functools
+import gc
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
@@ -364,3 +365,58 @@ def test_early_refresh_is_drawn_as_xfetch_has_it() -> None:
     assert 0.95 < mean < 1.05, "an exponential distribution has the mean 1"
     assert 0.66 < drawn[10_000] < 0.73, "and the median ln 2"
     assert earliness(2.0, "token-1") == 2 * earliness(1.0, "token-1")
+
+
+FACES = pytest.mark.parametrize("connect", [holdfast.connect, holdfast.aio.connect], ids=["blocking", "asyncio"])
+
+
+def price(item: str) -> int:
+    return 1
+
+
+def stock(item: str) -> int:
+    return 2
+
+
+@FACES
+def test_two_functions_with_one_template_are_refused(connect: Any) -> None:
+    client = connect("redis://127.0.0.1:1/0")
+    kept = client.cached("item:{item}")(price)
+    with pytest.raises(holdfast.InvalidConfig) as refused:
+        client.cached("item:{item}")(stock)
+    for part in ("item:{item}", "test_templates.price", "test_templates.stock", "its own"):
+        assert part in str(refused.value)
+    client.cached("stock:{item}")(stock)
+    connect("redis://127.0.0.1:2/0").cached("item:{item}")(stock)
+    connect("redis://127.0.0.1:1/0", namespace="shop:").cached("item:{item}")(stock)
+    assert kept.key("tea") == "item:tea"
+
+
+@FACES
+def test_a_function_may_be_decorated_again(connect: Any) -> None:
+    client = connect("redis://127.0.0.1:1/0")
+
+    def make() -> Any:
+        @client.cached("item:{item}")  # type: ignore[untyped-decorator]
+        def load(item: str) -> int:
+            return 1
+
+        return load
+
+    kept = [make(), make()]  # as when its module is reloaded
+    client.cached("price:{item}")(price)
+    client.cached("price:{item}", ttl=5)(price)
+    assert len(kept) == 2
+
+
+@FACES
+def test_a_template_is_free_when_its_function_is_gone(connect: Any) -> None:
+    client = connect("redis://127.0.0.1:1/0")
+
+    def load(item: str) -> int:
+        return 1
+
+    client.cached("item:{item}")(load)
+    del load
+    gc.collect()
+    client.cached("item:{item}")(stock)

@@ -13,7 +13,6 @@ import inspect
 import logging
 from collections.abc import Callable
 from secrets import token_hex
-from threading import get_ident
 from time import time
 from typing import Any, TypeVar
 
@@ -127,7 +126,6 @@ class Driver:
         self._told: set[asyncio.Task[Any]] = set()
         self._closing: asyncio.Task[Any] | None = None  # the task that closes the client, while it does
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread = 0  # in which that runs
         self._at_once: dict[type, Callable[[Any], Any]] = {  # effects that need no waiting
             fx.NewToken: lambda effect: clock.new_token(effect.label),
             fx.Caller: lambda _: asyncio.current_task(self._loop),
@@ -144,7 +142,7 @@ class Driver:
 
     async def run(self, protocol: fx.Effects[T], engine: Engine | None = None) -> T:  # noqa: PLR0915 (hot, so in one)
         loop = self._loop
-        if loop is None or get_ident() != self._thread or not loop.is_running():
+        if loop is None or asyncio._get_running_loop() is not loop:
             loop = self._find_loop()
         engine = engine or self.engine
         submit, now, send, at_once = engine.submit, clock.now, protocol.send, self._at_once
@@ -306,7 +304,6 @@ class Driver:
             self.engine.move_to(loop)
             self._lifeline.move_to(loop)
             self._links.move_to(loop)
-        self._thread = get_ident()
         return loop
 
     def forget(self) -> None:

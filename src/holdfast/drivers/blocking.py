@@ -10,6 +10,7 @@ from __future__ import annotations
 import _thread
 import logging
 import queue
+import sys
 import threading
 import time
 from secrets import token_hex
@@ -29,10 +30,19 @@ from holdfast.protocol.closing import give_back, lose_all
 from holdfast.protocol.cohort import Cohorts
 from holdfast.protocol.keepalive import Book, keep
 
-__all__ = ["Bell", "Driver"]
+__all__ = ["Bell", "Driver", "Owner"]
 
 T = TypeVar("T")
 log = logging.getLogger("holdfast")
+
+_COMPLAINS_EVERY = 60.0  # seconds
+_MOST_NAMED = 5  # locks in one line of the log
+
+
+class Owner:
+    """A thread, as the owner of what it acquires. (Its number is given to another thread after it has ended.)"""
+
+    __slots__ = ("__weakref__",)
 
 
 class Bell:
@@ -91,11 +101,21 @@ class Driver:
         self._news: queue.SimpleQueue[Hold | None] = queue.SimpleQueue()  # of losses, to be told
         self._starting = threading.Lock()
         self._marks: list[greenlets.Mark] = []
+        self._complain_at = 0.0  # when to say again that leases are not renewed
+        self._here = threading.local()  # made here, since gevent may have replaced it after our import
         self._name_channel()
         forks.watch(self)
 
     def _name_channel(self) -> None:
         self.board.channel = f"{self._namespace}holdfast:bell:{token_hex(8)}"
+
+    def caller(self) -> Owner:
+        """The calling thread; under gevent, the calling greenlet."""
+        try:
+            owner: Owner = self._here.owner
+        except AttributeError:
+            owner = self._here.owner = Owner()
+        return owner
 
     def run(self, protocol: fx.Effects[T], engine: Engine | Wire | None = None) -> T:
         try:
@@ -132,13 +152,15 @@ class Driver:
                             else:
                                 value = call(step, effect.timeout)
                         elif kind is fx.Caller:
-                            value = _thread.get_ident()
+                            value = self.caller()
                         elif kind is fx.NewToken:
                             value = clock.new_token(effect.label)
                         elif kind is fx.Wait:
+                            if self._keeper is None and (self.book.holds or self.book.chores):
+                                self.keep()  # an earlier attempt to start it has failed
                             value = _wait(effect.bell, effect.until)
                         elif kind is fx.Attach:
-                            value = _thread.get_ident(), None  # a thread cannot be cancelled; it has lost and check()
+                            value = self.caller(), None  # a thread cannot be cancelled; its body has lost and check()
                         else:
                             value = self._perform(effect, engine)
                 except StopIteration as done:
@@ -184,16 +206,32 @@ class Driver:
 
     def keep(self) -> None:
         """See to it that the keeper runs."""
-        if self._keeper is None:
+        if self._keeper is not None:
+            return
+        try:
             with self._starting:
                 if self._keeper is None and not self.book.closed:
                     keeper = threading.Thread(target=self._keep, name="holdfast-keeper", daemon=True)
-                    try:
-                        keeper.start()
-                        self.wire.start()  # the keeper will need it soon; whoever counts threads should count it now
-                    except RuntimeError:  # the interpreter is on its way out, and the lease will be, too, by its ttl
-                        return
+                    keeper.start()
                     self._keeper = keeper
+                    self.wire.start()  # the keeper will need it soon; count it among our threads from now on
+        except RuntimeError as error:
+            if not _is_exiting(error):  # else the lease ends, too, by its ttl
+                self._complain(error)
+
+    def _complain(self, error: RuntimeError) -> None:
+        """Log that leases are not renewed; once a minute, for every acquire and every wait tries again."""
+        if (now := clock.now()) < self._complain_at:
+            return
+        self._complain_at = now + _COMPLAINS_EVERY
+        names = [repr(hold.name) for hold in list(self.book.holds)[:_MOST_NAMED]]
+        log.error(
+            "leases of %s are not renewed and end with their ttl (%s), because no thread can be started: %s. Let other "
+            "threads end, or raise the limit (ulimit -u, or that of the container); the next acquire tries again",
+            self.engine.address,
+            ", ".join(names) or "none is held now",
+            error,
+        )
 
     def _keep(self) -> None:
         self._marks += greenlets.mark()
@@ -208,24 +246,28 @@ class Driver:
         """Call on_lost, in a thread for that: what it does must not hold up the renewal of other leases."""
         if hold.notify is None:
             return
-        self._news.put(hold)
-        with self._starting:
-            if self._teller is None:
-                teller = threading.Thread(target=self._tell_all, name="holdfast-on-lost", daemon=True)
-                try:
+        try:
+            with self._starting:
+                if self._teller is None:
+                    teller = threading.Thread(target=self._tell_all, name="holdfast-on-lost", daemon=True)
                     teller.start()
-                except RuntimeError:  # the interpreter is exiting, and on_lost can run nowhere
-                    return
-                self._teller = teller
+                    self._teller = teller
+        except RuntimeError as error:
+            if not _is_exiting(error):  # else on_lost can run nowhere
+                log.error(
+                    "on_lost of the lock %r runs in the thread that found the loss, because no other can be started: "
+                    "%s. Renewals may have to wait for it",
+                    hold.name,
+                    error,
+                )
+                _call_on_lost(hold)
+            return
+        self._news.put(hold)
 
     def _tell_all(self) -> None:
         self._marks += greenlets.mark()
         while (hold := self._news.get()) is not None:
-            try:
-                if hold.notify is not None:
-                    hold.notify()
-            except Exception:
-                log.exception("on_lost of the lock %r failed", hold.name)
+            _call_on_lost(hold)
             del hold  # which may be the last to know of its lease
 
     def close(self, timeout: float) -> None:
@@ -260,6 +302,19 @@ class Driver:
         self._keeper = self._teller = None
         self._news = queue.SimpleQueue()
         self._starting = threading.Lock()
+
+
+def _is_exiting(error: RuntimeError) -> bool:
+    """Whether a thread could not be started because the interpreter is exiting, and not because there are too many."""
+    return sys.is_finalizing() or "shutdown" in str(error)
+
+
+def _call_on_lost(hold: Hold) -> None:
+    try:
+        if hold.notify is not None:
+            hold.notify()
+    except Exception:
+        log.exception("on_lost of the lock %r failed", hold.name)
 
 
 def _wait(bell: fx.Bell | None, until: float) -> float:

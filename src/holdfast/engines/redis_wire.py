@@ -27,6 +27,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -192,6 +193,8 @@ class Wire:
         try:
             self.start()
         except RuntimeError as error:  # the interpreter is on its way out, or there are too many
+            with suppress(ValueError, IndexError):  # another caller has started it just now, and it takes what is there
+                self._queue.remove(request)
             raise connect_failure(error, self.address, 0.0) from error
         self._wake()
         if self._closed and request.claim():  # the thread may have ended before it could see this one

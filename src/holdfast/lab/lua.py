@@ -103,6 +103,12 @@ def _dispatch(*words: object) -> tuple[Any, ...]:
         return b"-", error.message.encode()
 
 
+def _sha1hex(text: object) -> bytes:
+    """What ``redis.sha1hex`` does."""
+    data = text if type(text) is bytes else _word(text)
+    return hashlib.sha1(data, usedforsecurity=False).hexdigest().encode()
+
+
 def _call(words: list[bytes]) -> Reply:
     if not words:
         raise ReplyError("ERR Please specify at least one argument for this call")
@@ -179,7 +185,7 @@ _Table = type(_runtime.table())
 _compile: Callable[..., tuple[bytes, Any]]
 _run: Callable[..., tuple[Any, ...]]
 _compile, _run, _export, _pack = _runtime.execute(
-    resources.files("holdfast.lab").joinpath("sandbox.lua").read_bytes(), _dispatch
+    resources.files("holdfast.lab").joinpath("sandbox.lua").read_bytes(), _dispatch, _sha1hex
 )
 
 

@@ -1,7 +1,7 @@
 -- The world that a script sees inside the server, for Lua 5.1.
 --
--- Loaded once, with one Python function: dispatch(word, ...) carries out a command of the current store and returns a
--- tag and what goes with it. The tags, in both directions:
+-- Loaded once, with two Python functions: sha1hex(text), and dispatch(word, ...), which carries out a command of the
+-- current store and returns a tag and what goes with it. The tags, in both directions:
 --
 --   ":" value            an integer, a string, or false for nil
 --   "*" count, ...       an array
@@ -11,7 +11,7 @@
 --
 -- Returns compile(source), run(chunk, key count, words...), export(table) and pack(...).
 
-local dispatch = ...
+local dispatch, sha1hex = ...
 
 -- Scripts may not change anything that outlives them. The server has a Lua that can freeze tables; here a script
 -- gets empty tables in front of the real ones.
@@ -55,6 +55,13 @@ end
 function redis.pcall(...)
   local reply, failure = receive(dispatch(...))
   return failure or reply
+end
+
+function redis.sha1hex(...)
+  if select("#", ...) ~= 1 then
+    error("wrong number of arguments", 0)
+  end
+  return sha1hex((...))
 end
 
 function redis.error_reply(...)

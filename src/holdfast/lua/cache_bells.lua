@@ -3,7 +3,7 @@
 --
 -- KEYS, in every step: 1 the entry: value, until when it is fresh (us), what it cost to compute (us)
 --                      2 the claim: the token of whoever computes it
---                      3 the waiters: the channel of a process -> under which token it waits there
+--                      3 the waiters: the channel of a process -> what its notification begins with (the key of the claim)
 --                      4 the failure: when the last computation failed, until when that is remembered (us), and why
 
 local now_us, now

@@ -7,6 +7,7 @@
 --      4 the channel on which to be told of a value ('-' or '': none)
 --      5 since when it has been waiting, by the time here in us (0: it has not)
 --      6 how long a tombstone stands, in ms, if an earlier request with this token was not answered (0: all were)
+--      7 the SHA-1 of a value that its caller cannot load, and which counts as missing ('': there is none)
 --
 -- Returns {1, value}              here it is; maybe old, while somebody else refreshes it
 --         {2, now_us, value}      compute it; value is the old one, which may be served meanwhile, or nil
@@ -22,17 +23,23 @@
 -- include cache_bells.lua
 
 read_time()
-local entry = redis.call('HMGET', KEYS[1], 'value', 'fresh', 'cost')
-local value = entry[1]
-if value and entry[2] - now > ARGV[3] * entry[3] then
+local entry = redis.pcall('HMGET', KEYS[1], 'value', 'fresh', 'cost')
+if entry.err and not string.find(entry.err, 'WRONGTYPE', 1, true) then -- a key of another type is no value
+  return entry
+end
+local value, fresh, cost = entry[1], tonumber(entry[2]), tonumber(entry[3])
+if not (fresh and cost) or (value and ARGV[7] ~= '' and redis.sha1hex(value) == ARGV[7]) then
+  value = false
+end
+if value and fresh - now > ARGV[3] * cost then
   return {1, value}
 end
 
 local failure = redis.call('GET', KEYS[4])
 if failure then
   local at, till, why = string.match(failure, '^(%d+) (%d+) (.*)$')
-  local waited = tonumber(ARGV[5]) > 0 and tonumber(at) > tonumber(ARGV[5])
-  local remembered = tonumber(till) > now
+  local waited = at and tonumber(ARGV[5]) > 0 and tonumber(at) > tonumber(ARGV[5])
+  local remembered = at and tonumber(till) > now
   if waited or remembered then
     return value and {1, value} or {3, why, remembered and -1 or now - at}
   end
@@ -58,7 +65,8 @@ if value then
   return {1, value}
 end
 if ARGV[4] ~= '' and ARGV[4] ~= '-' then
-  redis.pcall('HSET', KEYS[3], ARGV[4], ARGV[1]) -- a full server refuses, and then it asks again by itself
+  -- By the key of the claim, not by token: this search may leave while another one of its process goes on waiting.
+  redis.pcall('HSET', KEYS[3], ARGV[4], KEYS[2]) -- a full server refuses, and then it asks again by itself
   redis.call('PEXPIRE', KEYS[3], 5000)
 end
 return {0, redis.call('PTTL', KEYS[2]), now}

@@ -28,6 +28,10 @@ if ARGV[2] == 'value' then
   local fresh = string.format('%.0f', now + ARGV[4] * 1000)
   -- A server that is full may refuse this; the claim is given up all the same.
   kept = redis.pcall('HSET', KEYS[1], 'value', ARGV[3], 'fresh', fresh, 'cost', ARGV[6])
+  if type(kept) == 'table' and string.find(kept.err, 'WRONGTYPE', 1, true) then -- another program wrote this key
+    redis.call('DEL', KEYS[1])
+    kept = redis.pcall('HSET', KEYS[1], 'value', ARGV[3], 'fresh', fresh, 'cost', ARGV[6])
+  end
   if type(kept) == 'number' then
     redis.call('PEXPIRE', KEYS[1], ARGV[5])
     redis.call('DEL', KEYS[4])

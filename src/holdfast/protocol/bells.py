@@ -8,6 +8,8 @@ A client has one listener, whatever the number of its waiters, and one channel, 
 would want to. A notification is ``token fence now_us slot``: at that time of the server's clock the lock was granted to
 that token, for the ttl that its waiter has asked for (slot -1: no numbered permit). It has no duration, so a forged one
 cannot stretch anything. Or it is ``token ask now_us pause_ms``: the waiter should send its step again after that pause.
+A notification about a cached value has the key of its claim in place of the token: it is for every search of this
+client that waits for that value. One of them may leave before it comes, and the others must hear of it all the same.
 
 Clocks. ``Hold.rung`` places the server's time on ours, by the last step that brought back both; see ``lease``.
 """
@@ -37,6 +39,7 @@ class Switchboard:
         self.armed = False  # whether they are heard just now; set by its engine
         self.mute = False  # whether the server has forbidden it
         self.waiting: dict[str, Hold] = {}  # by token
+        self.searching: dict[str, dict[Hold, None]] = {}  # by key of the claim: all that wait for that cached value
         self.watching: dict[str, Hold] = {}  # by key: the waiter who is first in the queue, and has it watched
         self._book = book
 
@@ -50,9 +53,23 @@ class Switchboard:
             return self.channel
         return MUTE if self.mute or hold.queued else ""
 
+    def join_search(self, hold: Hold) -> None:
+        """Let notifications that name the key of this hold reach it, beside all others that wait for that key."""
+        key, group = hold.keys.main, None
+        while group is None or self.searching.get(key) is not group:  # another thread has just dismissed the last one
+            group = self.searching.setdefault(key, {})
+            group[hold] = None
+
     def dismiss(self, hold: Hold) -> None:
         """It waits no longer."""
         self.waiting.pop(hold.token, None)
+        group = self.searching.get(hold.keys.main)
+        if group is not None:
+            group.pop(hold, None)
+            if not group:
+                self.searching.pop(hold.keys.main, None)
+                if group:  # another thread has joined it meanwhile
+                    self.searching.setdefault(hold.keys.main, group)
         if self.watching:
             for key in hold.mains:
                 if self.watching.get(key) is hold:
@@ -60,13 +77,15 @@ class Switchboard:
 
     def deliver(self, message: bytes, now: float) -> None:
         """A notification has come. One that is malformed, or for no waiter of ours, is ignored."""
-        parts = message.decode(errors="replace").split(" ")
-        hold = self.waiting.get(parts[0])
-        if hold is None or (word := _read(parts, now)) is None:
+        parts = message.decode(errors="replace").rsplit(" ", _PARTS - 1)  # a key may have spaces
+        waiter = self.waiting.get(parts[0])
+        holds = [waiter] if waiter is not None else list(self.searching.get(parts[0], ()))
+        if not holds or (word := _read(parts, now)) is None:
             return
-        hold.word = word
-        if hold.bell is not None:  # else it has not come to wait yet, and will look before it does
-            hold.bell.ring()
+        for hold in holds:
+            hold.word = word
+            if hold.bell is not None:  # else it has not come to wait yet, and will look before it does
+                hold.bell.ring()
 
     def touched(self, key: str) -> None:
         """Somebody else wrote that key: whoever has it watched should look."""
@@ -90,6 +109,7 @@ class Switchboard:
         """In a forked child, or a new event loop: whoever waited is not here."""
         self.armed = False
         self.waiting.clear()
+        self.searching.clear()
         self.watching.clear()
 
 

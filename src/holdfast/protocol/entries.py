@@ -19,7 +19,7 @@ from holdfast.errors import ComputeFailed, InvalidConfig
 from holdfast.lease import Terms
 from holdfast.names import Keys, keys_of
 
-__all__ = ["Entry", "Failure", "Json", "Policy", "Serializer", "entry_of", "failure_of", "pack", "unpack"]
+__all__ = ["Entry", "Failure", "Json", "Policy", "Serializer", "entry_of", "failure_of", "pack"]
 
 LARGEST: Final = 64 * 1024 * 1024  # bytes of a value; the server is there for others, too
 LONGEST_MESSAGE: Final = 1000
@@ -95,15 +95,6 @@ def pack(name: str, value: Any, serializer: Serializer) -> bytes:
     if len(data) > LARGEST:
         raise InvalidConfig(f"the value of {name!r:.60}", f"it is larger than {LARGEST >> 20} MiB; keep it elsewhere")
     return data
-
-
-def unpack(name: str, data: bytes, serializer: Serializer, otherwise: str) -> Any:
-    """``otherwise``: what is to be said of it if it cannot be read."""
-    try:
-        return serializer.loads(data)
-    except Exception as error:
-        error.add_note(f"The value of {name!r} {otherwise}")
-        raise
 
 
 class Failure(NamedTuple):

@@ -26,6 +26,7 @@ from holdfast.protocol.effects import Bell
 __all__ = ["Alarm", "Desk", "Flight", "Outage", "Seat", "fly_alone"]
 
 _EVER: Final = float("inf")
+_MOST_COMPLAINTS: Final = 1000  # that a client remembers, so that they do not fill its memory
 
 
 class Outage(NamedTuple):
@@ -61,11 +62,12 @@ _NOWHERE.over = True
 class Seat:
     """One caller."""
 
-    __slots__ = ("answer", "bell", "came", "flight", "left", "number", "who")
+    __slots__ = ("answer", "bell", "came", "flight", "left", "number", "unreadable", "who")
 
-    def __init__(self, who: Hashable, came: float) -> None:
+    def __init__(self, who: Hashable, came: float, unreadable: str = "") -> None:
         self.who = who  # the thread or the task
         self.came = came
+        self.unreadable = unreadable  # the digest of a value that it could not load, and which counts as missing
         self.number = 0
         self.bell: Bell | None = None  # whoever asks for the others needs none
         self.answer: Any = None
@@ -79,7 +81,17 @@ class Desk:
     def __init__(self, driver: Any) -> None:
         self.driver = driver
         self.flights: dict[str, Flight] = {}
+        self._complaints: dict[str, None] = {}  # names of values that could not be loaded
         self._life = driver.life
+
+    def first_complaint(self, name: str) -> bool:
+        """Whether nobody has been warned of that value yet."""
+        if name in self._complaints:
+            return False
+        if len(self._complaints) >= _MOST_COMPLAINTS:
+            self._complaints.clear()
+        self._complaints[name] = None
+        return True
 
     def join(self, key: str, seat: Seat) -> None:
         """Sit down in a flight that is not over."""
@@ -162,9 +174,9 @@ def wake(flight: Flight) -> None:
             return
 
 
-def fly_alone(key: str, who: Hashable, came: float) -> Seat:
-    """A seat in a flight that nobody else can join."""
-    seat = Seat(who, came)
+def fly_alone(key: str, caller: Seat) -> Seat:
+    """A seat for this caller in a flight that nobody else can join."""
+    seat = Seat(caller.who, caller.came, caller.unreadable)
     Flight(key).take(seat)
     seat.flight.pilot[None] = seat
     return seat

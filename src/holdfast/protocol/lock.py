@@ -55,6 +55,8 @@ __all__ = [
 L = TypeVar("L", bound=BaseLease)
 
 _NEVER: Final = float("inf")
+# A hold has a weak reference to its caller, for a task may keep its lease alive. One that has ended equals no other.
+weakly: Final = ref
 COME_BACK: Final = "Wait longer (wait=), or catch AcquireTimeout and come back later"
 
 
@@ -361,11 +363,6 @@ class BaseLock(Generic[L]):
     def __repr__(self) -> str:
         state = "locked" if self._gate else "unlocked"
         return f"<{state} {type(self).__module__}.Lock object {self.name!r} at {id(self):#x}>"
-
-
-def weakly(caller: Hashable) -> Hashable:
-    """A weak reference to a task; a thread's number as it is."""
-    return caller if type(caller) is int else ref(caller)
 
 
 def held_by(me: Hashable, holder: Hashable, what: str = "it") -> str:

@@ -6,7 +6,8 @@ acquire before the first and one release after the last. So all that is promised
 
 Who owns what is kept by client, name and owner, not by object: locks are known by their names, and a function that
 takes the lock "a" again should not need the object of its caller. Each taking gives the same lease. The terms (ttl,
-max_hold, on_lost) are those of the first.
+max_hold, on_lost) are those of the first. An owner is an object that lives at least as long as what it owns, never a
+number: the number of a thread that has ended is given to another thread.
 
 A lost lease stays its owner's until it was given back as often as it was taken: to take it once more raises LeaseLost,
 and so does each release, for the sooner the guarded work stops the better. In a forked child nothing is owned.

@@ -60,10 +60,22 @@ class Patience(NamedTuple):
 
 
 def ask(desk: Desk, entry: Entry, policy: Policy) -> Effects[Turn]:
-    """Look for the value, alone or together with others of this process; wait for it if somebody is computing it."""
+    """The value, loaded; or a failure; or the right to compute it. Waits while another caller computes it.
+
+    A value that the serializer cannot load counts as missing: one caller computes it anew.
+    """
     now = yield from clock()
     patience = Patience(now, _NEVER if policy.terms.wait is None else now + policy.terms.wait)
-    seat = Seat((yield from caller()), now)
+    turn = yield from _ask(desk, entry, policy, patience)
+    while turn.hold is None and not (yield from turn.load()):
+        turn = yield from _ask(desk, entry, policy, patience, turn.digest())
+    return turn
+
+
+def _ask(desk: Desk, entry: Entry, policy: Policy, patience: Patience, unreadable: str = "") -> Effects[Turn]:
+    """Look for the value, alone or together with others of this process; wait for it if somebody is computing it."""
+    now = patience.started
+    seat = Seat((yield from caller()), now, unreadable)
     turn: Turn | None = None
     try:
         desk.join(entry.shared[0], seat)
@@ -83,7 +95,7 @@ def ask(desk: Desk, entry: Entry, policy: Policy) -> Effects[Turn]:
                 )
             elif now >= patience.until:  # its patience is over, and it has one look of its own
                 desk.leave(seat)
-                seat = fly_alone(entry.shared[0], seat.who, seat.came)
+                seat = fly_alone(entry.shared[0], seat)
             elif seat.bell is None:
                 seat.bell = desk.driver.board.new_bell()  # and see once more: it may have been just before
             else:
@@ -159,6 +171,8 @@ class Search:
     def _send(self, waiter: Waiter, channel: str, timeout: float) -> Effects[Any]:
         hold = waiter.hold
         doubtful, hold.doubtful = hold.doubtful, True  # from here until the reply
+        if channel:
+            waiter.board.join_search(hold)
         self.served = self._seat.flight.number()
         early = self._policy.early
         args = (
@@ -168,6 +182,7 @@ class Search:
             channel,
             str(self.since_us),
             str(mutex.TOMBSTONE_MS if doubtful else 0),  # an earlier look with this token was not answered
+            self._seat.unreadable,
         )
         try:
             step = Step("cache_look", (*self._entry.shared, hold.keys.tombstone(hold.token)), args)

@@ -8,22 +8,19 @@ longer be stored.
 
 from __future__ import annotations
 
+from hashlib import sha1
 from typing import Any, Final, NamedTuple, cast
 
 from holdfast.lease import ENDED, Hold
 from holdfast.protocol import mutex
-from holdfast.protocol.effects import STOPPED, Effects, Step, StepFailed, clock, entrust
-from holdfast.protocol.entries import Entry, Failure, Policy, failure_of, pack, unpack
+from holdfast.protocol.effects import STOPPED, Effects, Step, StepFailed, clock, entrust, warn
+from holdfast.protocol.entries import Entry, Failure, Policy, failure_of, pack
 from holdfast.protocol.flights import Alarm, Desk, Seat
 from holdfast.protocol.retry import until_answered
 
 __all__ = ["Turn"]
 
 TOLD_FOR_MS: Final = 2000  # how long a failure stays on the server for those who have waited for it
-_UNREADABLE: Final = (
-    "cannot be read by this serializer. If it was written by another, invalidate it, or change its key with the "
-    "serializer"
-)
 
 
 class Packed(NamedTuple):
@@ -36,7 +33,7 @@ class Packed(NamedTuple):
 class Turn:
     """What came of asking: a value, a failure, or the right to compute."""
 
-    __slots__ = ("_began", "_desk", "_entry", "_policy", "_seat", "found", "hold")
+    __slots__ = ("_began", "_desk", "_entry", "_policy", "_seat", "_value", "found", "hold")
 
     def __init__(self, desk: Desk, entry: Entry, policy: Policy, found: bytes | Failure | None) -> None:
         self.found = found  # the old value, if it is to be refreshed
@@ -46,6 +43,7 @@ class Turn:
         self._policy = policy
         self._seat: Seat | None = None  # of those for whom it is computed
         self._began = 0.0
+        self._value: Any = None  # what was found, as ``load`` has read it
 
     def begin(self, hold: Hold, seat: Seat | None, now: float) -> None:
         self.hold, self._seat, self._began = hold, seat, now
@@ -53,18 +51,41 @@ class Turn:
             hold.bells.append(Alarm(self._desk, seat.flight))
         self._desk.driver.admit(hold)
 
+    def load(self) -> Effects[bool]:
+        """Deserialize what was found; False, after a warning, if the serializer cannot: then there is no value."""
+        if not isinstance(self.found, bytes):
+            return self.found is not None
+        try:
+            self._value = self._policy.serializer.loads(self.found)
+            return True
+        except Exception as error:  # its text is not shown, for it may quote the value
+            unreadable = type(error).__name__
+        if self._desk.first_complaint(self._entry.name):
+            yield from warn(
+                f"the cached value of {self._entry.name!r} cannot be loaded ({unreadable}), so it counts as missing "
+                "and is computed again. If another program writes it with a different serializer, give each its own key"
+            )
+        return False
+
+    def digest(self) -> str:
+        """By what the server knows the value that was found."""
+        return sha1(self.found, usedforsecurity=False).hexdigest() if isinstance(self.found, bytes) else ""
+
     def read(self) -> Any:
-        """The value; or raise why there is none."""
+        """The value, once it is loaded; or raise why there is none."""
         if isinstance(self.found, Failure):
             raise self.found.as_error(self._entry.name)
-        assert self.found is not None
-        return unpack(self._entry.name, self.found, self._policy.serializer, _UNREADABLE)
+        return self._value
 
     def pack(self, value: Any) -> Packed:
         """What was computed, ready to be stored. It is read back before that: what nobody can read is not stored."""
         name, serializer = self._entry.name, self._policy.serializer
         data = pack(name, value, serializer)
-        return Packed(data, unpack(name, data, serializer, "was written by this serializer, which cannot read it"))
+        try:
+            return Packed(data, serializer.loads(data))
+        except Exception as error:
+            error.add_note(f"The value of {name!r} was written by this serializer, which cannot read it")
+            raise
 
     def store(self, packed: Packed) -> Effects[Any]:
         """It was computed: the value, as everybody else gets it. If it cannot be stored, it is the caller's alone."""
@@ -86,7 +107,7 @@ class Turn:
         failure = failure_of(error)
         errors_ms = self._policy.errors_ms
         yield from self._finish("failure", failure.text(), errors_ms, max(errors_ms, TOLD_FOR_MS), 0, answer=failure)
-        return self.found is not None
+        return (yield from self.load())
 
     def _finish(self, what: str, said: str | bytes, *numbers: int, answer: Any = None) -> Effects[None]:
         """Store it, give the claim up, and tell those who wait. What cannot be done quickly is left to the keeper."""
