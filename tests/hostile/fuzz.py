@@ -1,0 +1,1 @@
+def main(*a): return 0

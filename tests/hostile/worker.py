@@ -1,0 +1,376 @@
+"""A worker process: lanes (threads or tasks) that use every kind of lock at random, and write down what they see.
+
+    python -m tests.hostile.worker FACE URL FOLDER PROCESS SEED [MISTAKE]
+
+It works until a line comes on its standard input, says "idle", waits for another line, closes its client, writes down
+what is left, and says "closed".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from random import Random
+from time import monotonic
+from typing import Any
+
+import redis
+
+import holdfast
+from tests.hostile.faces import FACES, Face, run_blocking
+from tests.hostile.history import Recorder
+
+__all__ = ["CLIENT_TIMEOUT", "LANES", "MISTAKES", "NAMES", "PERMITS"]
+
+LANES = 4
+PERMITS = 2
+CLIENT_TIMEOUT = 2.0
+NAMES = ("a", "b", "r", "w", "s", "e", "h")
+TTLS = (1.0, 1.0, 2.0, 4.0)
+WAITS = (0.0, 0.3, 3.0, 3.0, 6.0)
+LOOK_EVERY = 0.01
+CACHE_TTL = 0.5
+LATCH_COUNT = 2
+
+
+class Lane:
+    """One thread or task: each method uses one kind of lock, in a random way."""
+
+    def __init__(self, worker: Worker, number: int) -> None:
+        self._worker = worker
+        self._number = number
+        self._dice = Random(f"{worker.seed}.{worker.process}.{number}")
+        self._ids = 0
+        self._kinds: list[Callable[[], Any]] = [
+            *(self.lock, self.lock, self.several, self.rlock, self.reader, self.reader, self.writer),
+            *(self.semaphore, self.semaphore, self.election, self.latch, self.cache, self.giver, self.adopter, self.own),
+        ]
+
+    async def run(self) -> None:
+        while not self._worker.stopping.is_set():
+            try:
+                await self._dice.choice(self._kinds)()
+            except holdfast.HoldfastError:
+                await self._worker.face.sleep(0.01)  # the call was noted with its error
+            except Exception as error:
+                self._worker.note_foreign(error, lane=self._number)
+                await self._worker.face.sleep(0.01)
+
+    def _note(self, what: str, **data: Any) -> None:
+        self._worker.recorder.note(what, lane=self._number, **data)
+
+    async def _call(
+        self,
+        op: str,
+        bound: float,
+        function: Callable[..., Any],
+        *args: Any,
+        names: tuple[str, ...] = (),
+        wait: float = 0.0,
+        **kwargs: Any,
+    ) -> Any:
+        """Call, with a note before and after. A call that failed says so in its note, and raises."""
+        self._ids += 1
+        number, error = self._ids, "interrupted"
+        self._note("call", id=number, op=op, bound=bound, names=names, wait=wait)
+        try:
+            outcome = await self._worker.face.call(function, *args, **kwargs)
+            error = ""
+            return outcome
+        except holdfast.HoldfastError as failure:
+            error = f"{type(failure).__name__}: {failure}"
+            raise
+        except BaseException as failure:
+            error = repr(failure)
+            raise
+        finally:
+            self._note("return", id=number, error=error)
+
+    async def _acquire(self, lock: Any, kind: str, names: tuple[str, ...], ttl: float) -> tuple[Any, int] | None:
+        wait, asked = self._dice.choice(WAITS), monotonic()
+        # With wait=0 the client's timeout is the bound.
+        bound = wait or CLIENT_TIMEOUT
+        lease = await self._call("acquire", bound, lock.acquire, timeout=wait, names=names, wait=wait)
+        return None if lease is None else (lease, self._begin(lease, kind, names, ttl, asked))
+
+    def _begin(self, lease: Any, kind: str, names: tuple[str, ...], ttl: float, asked: float) -> int:
+        """Note the hold if the lease is held; its number in the history."""
+        self._ids += 1
+        if lease.held:
+            fences, slot = {name: lease.fences[name] for name in names}, getattr(lease, "slot", -1)
+            self._note("held", id=self._ids, kind=kind, fences=fences, slot=slot, asked=asked, ttl=ttl)
+            return self._ids
+        return 0
+
+    async def _look(self, lease: Any, hold: int, seconds: float) -> None:
+        """Note again and again that the lease is held, for as long as it is."""
+        until = monotonic() + seconds
+        while hold:
+            now = monotonic()
+            if not lease.held:
+                self._note("told", id=hold, reason=lease.reason)
+                return
+            self._note("believes", id=hold, at=now)
+            if now >= until:
+                return
+            await self._worker.face.sleep(min(LOOK_EVERY, until - now))
+
+    async def _use(self, lock: Any, kind: str, names: tuple[str, ...], ttl: float) -> None:
+        held = await self._acquire(lock, kind, names, ttl)
+        if held is not None:
+            lease, hold = held
+            # A few holds outlast their ttl, so they depend on renewal.
+            await self._look(lease, hold, self._dice.choice([*[0] * 10, *[0.005] * 8, *[0.03] * 4, 0.2, 1.5 * min(ttl, 1.0)]))
+            await self._call("release", CLIENT_TIMEOUT, lease.release, names=names)
+
+    def _terms(self) -> dict[str, Any]:
+        return {"ttl": self._dice.choice(TTLS)}
+
+    async def lock(self) -> None:
+        terms, name = self._terms(), self._dice.choice("ab")
+        await self._use(self._worker.lock(name, **terms), "lock", (name,), terms["ttl"])
+
+    async def several(self) -> None:
+        terms, names = self._terms(), tuple(self._dice.sample("ab", 2))
+        await self._use(self._worker.client.lock(*names, **terms), "lock", names, terms["ttl"])
+
+    async def rlock(self) -> None:
+        terms = self._terms()
+        lock = self._worker.client.rlock("r", **terms)
+        held = await self._acquire(lock, "lock", ("r",), terms["ttl"])
+        if held is not None:
+            lease, hold = held
+            try:
+                again = await self._call("reenter", CLIENT_TIMEOUT, lock.acquire, timeout=1.0)
+                await self._look(lease, hold, 0.01)
+                if again is not None:
+                    await self._call("release", CLIENT_TIMEOUT, again.release)
+            finally:
+                await self._call("release", CLIENT_TIMEOUT, lease.release)
+
+    async def reader(self) -> None:
+        terms = self._terms()
+        await self._use(self._worker.client.rwlock("w", **terms).read, "read", ("w",), terms["ttl"])
+
+    async def writer(self) -> None:
+        terms = self._terms()
+        await self._use(self._worker.client.rwlock("w", **terms).write, "write", ("w",), terms["ttl"])
+
+    async def semaphore(self) -> None:
+        terms = self._terms()
+        lock = self._worker.client.semaphore("s", PERMITS, **terms)
+        await self._use(lock, "semaphore", ("s",), terms["ttl"])
+
+    async def election(self) -> None:
+        terms = self._terms()
+        await self._use(self._worker.client.election("e", **terms).lead(), "lock", ("e",), terms["ttl"])
+
+    async def own(self) -> None:
+        """A lock that no other lane wants."""
+        name = f"own-{self._worker.process}-{self._number}"
+        lock = self._worker.client.lock(name, ttl=2.0)
+        lease = await self._call("own", 5.0, lock.acquire, timeout=5.0, names=(name,))
+        await self._call("release", CLIENT_TIMEOUT, lease.release)
+
+    async def latch(self) -> None:
+        """All lanes of all processes meet at one latch after the other; some count it down, some wait."""
+        name = f"latch-{int(monotonic() / 2)}"
+        latch = self._worker.client.latch(name, LATCH_COUNT, retention=30.0)
+        if self._dice.random() < 0.5:
+            self._note("count down", latch=name)
+            await self._call("count_down", CLIENT_TIMEOUT, latch.count_down)
+        elif await self._call("wait", 1.0, latch.wait, 1.0):
+            self._note("passed", latch=name, count=LATCH_COUNT)
+
+    async def cache(self) -> None:
+        key, asked = f"cache-{self._dice.choice('xy')}", monotonic()
+
+        def compute() -> str:
+            value = f"{self._worker.process}.{self._number}.{monotonic()}"
+            self._note("computed", key=key, value=value)
+            return value
+
+        function = self._worker.client.get_or_compute
+        value = await self._call("get", 3.0, function, key, compute, CACHE_TTL, compute_ttl=1.0, wait=3.0)
+        self._note("got", key=key, value=value, asked=asked, ttl=CACHE_TTL)
+
+    async def giver(self) -> None:
+        held = await self._acquire(self._worker.client.lock("h", ttl=2.0), "lock", ("h",), 2.0)
+        if held is None:
+            return
+        lease, hold = held
+        await self._look(lease, hold, 0.01)
+        try:
+            ticket = await self._call("hand_over", CLIENT_TIMEOUT, lease.hand_over, names=("h",))
+        except holdfast.HoldfastError:
+            await self._call("release", CLIENT_TIMEOUT, lease.release, names=("h",))
+            raise
+        offer = self._worker.folder / f"{self._worker.process}.{self._number}.{self._ids}.offer"
+        offer.with_suffix(".new").write_text(ticket)
+        offer.with_suffix(".new").rename(offer)
+
+    async def adopter(self) -> None:
+        for offer in self._worker.folder.glob("*.offer"):
+            mine = offer.with_suffix(f".{self._worker.process}.{self._number}")
+            with contextlib.suppress(FileNotFoundError):  # another lane was quicker
+                offer.rename(mine)
+                await self._adopt(mine.read_text())
+
+    async def _adopt(self, ticket: str) -> None:
+        asked = monotonic()
+        lease = await self._call("adopt", CLIENT_TIMEOUT, self._worker.client.adopt, ticket, ttl=2.0, names=("h",))
+        hold = self._begin(lease, "lock", ("h",), 2.0, asked)
+        await self._look(lease, hold, 0.02)
+        await self._call("release", CLIENT_TIMEOUT, lease.release, names=("h",))
+
+
+class Worker:
+    """One process."""
+
+    def __init__(self, face: Face, url: str, folder: Path, process: str, seed: str, mistake: str = "") -> None:
+        self.face = face
+        self.folder = folder
+        self.process = process
+        self.seed = seed
+        self.recorder = Recorder(folder, process)
+        self.stopping = threading.Event()
+        self._url = url
+        self._mistake = mistake
+        self.client: Any = None
+
+    def lock(self, name: str, **terms: Any) -> Any:
+        return MISTAKES[self._mistake](self, name, **terms)
+
+    def note_foreign(self, error: BaseException | str, **data: Any) -> None:
+        text = error if isinstance(error, str) else f"{type(error).__module__}.{type(error).__qualname__}: {error}"
+        self.recorder.note("foreign", text=text, **data)
+
+    def connect(self) -> None:
+        self.client = self.face.connect(self._url, timeout=CLIENT_TIMEOUT, fence_retention=60.0)
+
+    async def lanes(self) -> None:
+        await asyncio.gather(*(Lane(self, number).run() for number in range(LANES)))
+
+
+def main(face: str, url: str, folder: str, process: str, seed: str, mistake: str = "") -> None:
+    worker = Worker(FACES[face](), url, Path(folder), process, seed, mistake)
+    with watching(worker):
+        if face == "asyncio":
+            asyncio.run(_with_tasks(worker))
+        else:
+            _with_threads(worker)
+    print("closed", flush=True)
+
+
+def _with_threads(worker: Worker) -> None:
+    worker.connect()
+    print("ready", flush=True)
+    lanes = [threading.Thread(target=run_blocking, args=(Lane(worker, number).run(),)) for number in range(LANES)]
+    for lane in lanes:
+        lane.start()
+    sys.stdin.readline()
+    worker.stopping.set()
+    for lane in lanes:
+        lane.join()
+    print("idle", flush=True)
+    sys.stdin.readline()
+    worker.client.close()
+    left = [thread for thread in threading.enumerate() if thread is not threading.current_thread()]
+    for thread in left:
+        thread.join(2.0)  # a daemon that was told to end may need a moment for it
+    worker.recorder.note("closed", left=[thread.name for thread in left if thread.is_alive()])
+
+
+async def _with_tasks(worker: Worker) -> None:
+    worker.connect()
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: worker.note_foreign(f"event loop: {context}"))
+    lines: asyncio.Queue[None] = asyncio.Queue()
+    loop.add_reader(0, lambda: os.read(0, 100) and lines.put_nowait(None))
+    print("ready", flush=True)
+    lanes = asyncio.ensure_future(worker.lanes())
+    await lines.get()
+    worker.stopping.set()
+    await lanes
+    print("idle", flush=True)
+    await lines.get()
+    loop.remove_reader(0)
+    await worker.client.aclose()
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    if left:
+        await asyncio.wait(left, timeout=2.0)
+    worker.recorder.note("closed", left=[repr(task) for task in left if not task.done()])
+
+
+@contextlib.contextmanager
+def watching(worker: Worker) -> Iterator[None]:
+    """Note what fails in a background thread, and what Holdfast logs with a traceback."""
+
+    class Watch(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if record.exc_info and record.exc_info[1] is not None:
+                worker.note_foreign(f"logged {record.getMessage()!r}: {record.exc_info[1]!r}")
+
+    threading.excepthook = lambda args: worker.note_foreign(f"thread {args.thread}: {args.exc_value!r}")
+    sys.unraisablehook = lambda args: worker.note_foreign(f"unraisable: {args.exc_value!r} in {args.object!r}")
+    logging.getLogger("holdfast").addHandler(Watch())
+    yield
+    worker.recorder.close()
+
+
+class SetWithoutNx:
+    """A planted mistake: a lock that overwrites the other holder's token."""
+
+    fences: dict[str, int]
+    held = True
+    reason = ""
+
+    def __init__(self, worker: Worker, name: str, *, ttl: float) -> None:
+        self._client = redis.Redis.from_url(worker._url)
+        self._name, self._ttl = name, ttl
+
+    def acquire(self, timeout: float) -> SetWithoutNx:
+        with contextlib.suppress(redis.RedisError):
+            self._client.set(self._name, "mine", px=int(self._ttl * 1000))
+        self.fences = {self._name: int(monotonic() * 1e9)}
+        return self
+
+    def release(self) -> None:
+        with contextlib.suppress(redis.RedisError):
+            self._client.delete(self._name)
+        self._client.close()
+
+
+class Unrenewed:
+    """A planted mistake: a lease that is believed in although its ttl is over."""
+
+    held = True
+    reason = ""
+
+    def __init__(self, worker: Worker, name: str, *, ttl: float) -> None:
+        self._face = worker.face
+        self._lock = worker.client.lock(name, ttl=0.1, renew=False)
+
+    async def acquire(self, timeout: float) -> Unrenewed | None:
+        lease = await self._face.call(self._lock.acquire, timeout=timeout)
+        if lease is None:
+            return None
+        self.fences, self.release = lease.fences, lease.release
+        return self
+
+
+MISTAKES: dict[str, Callable[..., Any]] = {
+    "": lambda worker, name, **terms: worker.client.lock(name, **terms),
+    "set-without-nx": SetWithoutNx,
+    "no-renewal": Unrenewed,
+}
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
