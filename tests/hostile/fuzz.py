@@ -1,1 +1,339 @@
-def main(*a): return 0
+"""A fuzz of replies: clients of a real server behind a proxy that garbles, for a few milliseconds each.
+
+One run is one client. It uses one to four locks while replies are garbled, then the proxy is honest again, and the
+client is judged:
+
+- only HoldfastError reaches the caller, and every call ends in time;
+- it gets a fresh lock within RECOVERY seconds;
+- a lease that says held has its key on the server, within one ttl of the proxy being honest (a forged reply can pass
+  for a grant until the first renewal);
+- it does not spin: the requests of a run are counted, and so is processor time while all clients are idle;
+- once closed, it leaves no thread, task or connection.
+
+A seed and the number of a run decide what is garbled, and how.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import itertools
+import logging
+import subprocess
+import sys
+import threading
+import time
+import traceback
+import warnings
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from random import Random
+from time import monotonic
+from typing import Any
+
+import redis
+
+import holdfast
+from tests.hostile.faces import FACES, Face
+from tests.hostile.garble import Garbler
+from tests.hostile.harness import tokens_in
+from tests.hostile.proxy import Proxy
+from tests.servers import Server
+
+__all__ = ["Finding", "Fuzz", "main"]
+
+LANES = 24
+TTL = 1.0
+CLIENT_TIMEOUT = 0.3
+WAIT = 0.15
+SLACK = 5.0
+RECOVERY = 5.0
+MOST_REQUESTS = 400  # of one run; a usual one has about 30
+IDLE_EVERY = 400  # runs
+IDLE_FOR = 0.5
+MOST_IDLE_CPU = 0.6  # of one core
+
+
+class Finding(Exception):
+    """Something that must not happen."""
+
+
+class Run:
+    """One client, and what it does."""
+
+    def __init__(self, face: Face, proxy: Proxy, admin: redis.Redis, seed: int, number: int) -> None:
+        self._face, self._proxy, self._admin = face, proxy, admin
+        self._dice = Random(f"run {seed} {number}")
+        self._prefix = f"f{number}:"
+        self._garbler = Garbler(f"{seed} {number}", rate=self._dice.choice([0.05, 0.2, 0.5, 1.0]))
+        self._leases: list[tuple[str, Any]] = []
+        self._calls = 0
+        self._client: Any = None
+
+    async def run(self) -> None:
+        self._proxy.requests = 0
+        after_hello = self._dice.random() < 0.7  # else the first replies are garbled, too
+        if not after_hello:
+            self._proxy.garbler = self._garbler
+        self._client = self._face.connect(
+            self._proxy.url, namespace=self._prefix, timeout=CLIENT_TIMEOUT, fence_retention=1.0
+        )
+        try:
+            if after_hello:
+                await self._bounded(CLIENT_TIMEOUT, self._lock)
+                self._proxy.garbler = self._garbler
+            for act in self._dice.sample(self._acts(), self._dice.randint(1, 4)):
+                await self._bounded(2 * CLIENT_TIMEOUT + WAIT, act)
+            self._proxy.garbler = None
+            await self._recover()
+            await self._check_keys()
+        finally:
+            self._proxy.garbler = None
+            for _, lease in self._leases:
+                await self._bounded(CLIENT_TIMEOUT, lambda lease=lease: self._face.call(lease.release))
+            self._leases.clear()
+            await self._bounded(CLIENT_TIMEOUT, lambda: self._face.call(self._closing()))
+        if self._proxy.requests > MOST_REQUESTS:
+            raise Finding(f"{self._proxy.requests} requests in one run")
+        until = monotonic() + SLACK
+        while self._proxy.connections:
+            if monotonic() > until:
+                raise Finding(f"{self._proxy.connections} connections are left {SLACK:g} s after close()")
+            await self._face.sleep(0.005)
+
+    def describe(self) -> str:
+        return f"garbled: {' '.join(self._garbler.done[:12]) or 'nothing'}"
+
+    def _closing(self) -> Callable[[], Any]:
+        close: Callable[[], Any] = getattr(self._client, "aclose", self._client.close)
+        return close
+
+    async def _bounded(self, bound: float, act: Callable[[], Awaitable[Any]]) -> Any:
+        """Let it do that; what is raised must be ours, and it must end in time."""
+        begun = monotonic()
+        try:
+            return await act()
+        except holdfast.HoldfastError:
+            return None
+        except Finding:
+            raise
+        except Exception as error:
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            raise Finding(f"foreign exception {error!r} at {where.filename}:{where.lineno}") from error
+        finally:
+            if (took := monotonic() - begun) > bound + SLACK:
+                raise Finding(f"a call took {took:.1f} s instead of {bound:g} s")
+
+    async def _recover(self) -> None:
+        until = monotonic() + RECOVERY
+        lock = self._client.lock("recovered", ttl=TTL)
+        while True:
+            lease = await self._bounded(1.0, lambda: self._face.call(lock.acquire, timeout=1.0))
+            if lease is not None:
+                self._leases.append(("recovered", lease))
+                return
+            if monotonic() > until:
+                raise Finding(f"no lock within {RECOVERY:g} s of the server being honest")
+
+    async def _check_keys(self) -> None:
+        """Every lease that says held has its key, once a renewal was answered honestly."""
+        until = monotonic() + TTL + 0.5
+        for name, lease in self._leases:
+            while lease.held and not self._is_there(name, lease.token) and lease.held:
+                if monotonic() > until:
+                    raise Finding(f"the lease on {name!r} says held, and its key is not there")
+                await self._face.sleep(0.02)
+
+    def _is_there(self, name: str, token: str) -> bool:
+        if self._admin.get(self._prefix + name) == token.encode():
+            return True
+        return any(found == token.encode() for _, found in tokens_in(self._admin, f"{self._prefix}{name}:hf1:*"))
+
+    def _acts(self) -> list[Callable[[], Awaitable[Any]]]:
+        return [
+            *(self._lock, self._contended, self._several, self._rlock, self._read, self._write, self._semaphore),
+            *(self._election, self._latch, self._cache, self._hand_over, self._extend, self._renewed),
+        ]
+
+    async def _take(self, name: str, lock: Any, *, wait: float = WAIT) -> Any:
+        """Acquire. Half of the leases are released at once, the others are checked at the end."""
+        lease = await self._face.call(lock.acquire, timeout=wait)
+        if lease is not None and self._dice.random() < 0.5:
+            await self._face.call(lease.release)
+        elif lease is not None:
+            self._leases.append((name, lease))
+        return lease
+
+    def _name(self) -> str:
+        self._calls += 1
+        return f"n{self._calls}"
+
+    async def _lock(self) -> None:
+        name = self._name()
+        await self._take(name, self._client.lock(name, ttl=TTL))
+
+    async def _contended(self) -> None:
+        """A client of another library has it for a moment, so this one queues and subscribes."""
+        name = self._name()
+        self._admin.set(self._prefix + name, "foreign", px=30)
+        await self._take(name, self._client.lock(name, ttl=TTL), wait=2 * WAIT)
+
+    async def _several(self) -> None:
+        one, other = self._name(), self._name()
+        lease = await self._take(one, self._client.lock(one, other, ttl=TTL))
+        if lease is not None and self._leases and self._leases[-1][1] is lease:
+            self._leases.append((other, lease))
+
+    async def _rlock(self) -> None:
+        name = self._name()
+        await self._take(name, self._client.rlock(name, ttl=TTL))
+
+    async def _read(self) -> None:
+        name = self._name()
+        await self._take(name, self._client.rwlock(name, ttl=TTL).read)
+
+    async def _write(self) -> None:
+        name = self._name()
+        await self._take(name, self._client.rwlock(name, ttl=TTL).write)
+
+    async def _semaphore(self) -> None:
+        name = self._name()
+        await self._take(name, self._client.semaphore(name, 2, ttl=TTL))
+
+    async def _election(self) -> None:
+        name = self._name()
+        election = self._client.election(name, ttl=TTL)
+        await self._take(name, election.lead())
+        await self._face.call(election.leader)
+
+    async def _latch(self) -> None:
+        latch = self._client.latch(self._name(), 1, retention=1.0)
+        await self._face.call(latch.count_down)
+        await self._face.call(latch.wait, WAIT)
+
+    async def _cache(self) -> None:
+        name = self._name()
+        for _ in range(2):
+            value = await self._face.call(self._client.get_or_compute, name, lambda: "value", 1.0, wait=WAIT)
+            assert isinstance(value, object)
+        await self._face.call(self._client.invalidate, name)
+
+    async def _hand_over(self) -> None:
+        name = self._name()
+        lease = await self._face.call(self._client.lock(name, ttl=TTL).acquire, timeout=WAIT)
+        if lease is not None:
+            ticket = await self._face.call(lease.hand_over)
+            self._leases.append((name, await self._face.call(self._client.adopt, ticket, ttl=TTL)))
+
+    async def _extend(self) -> None:
+        name = self._name()
+        lease = await self._face.call(self._client.lock(name, ttl=TTL).acquire, timeout=WAIT)
+        if lease is not None:
+            self._leases.append((name, lease))
+            await self._face.call(lease.extend, 2 * TTL)
+
+    async def _renewed(self) -> None:
+        """Long enough for the keeper to watch the key, and to renew it."""
+        name = self._name()
+        lease = await self._face.call(self._client.lock(name, ttl=0.3).acquire, timeout=WAIT)
+        if lease is not None:
+            self._leases.append((name, lease))
+            await self._face.sleep(0.15)
+
+
+class Fuzz:
+    """Many runs on one face, in lanes side by side."""
+
+    def __init__(self, face: str, seed: int, numbers: Sequence[int]) -> None:
+        self.findings: list[str] = []
+        self._face = FACES[face]()
+        self._seed = seed
+        self._numbers = iter(numbers)
+        self._choosing = threading.Lock()
+
+    def run(self) -> list[str]:
+        before = set(threading.enumerate())
+        with Server() as server, _no_stray_errors(self.findings):
+            proxies = [Proxy(server.port) for _ in range(LANES)]
+            before |= {thread for thread in threading.enumerate() if thread.name == "hostile-proxy"}
+            while numbers := self._next():
+                self._queue = iter(numbers)
+                self._face.run_lanes([self._lane(proxy, server) for proxy in proxies])
+                self._check_idle()
+            for proxy in proxies:
+                proxy.close()
+        for thread in set(threading.enumerate()) - before:
+            thread.join(5.0)
+            if thread.is_alive():
+                self.findings.append(f"a thread is left: {thread.name}")
+        return self.findings
+
+    def _next(self) -> list[int]:
+        return list(itertools.islice(self._numbers, IDLE_EVERY))
+
+    async def _lane(self, proxy: Proxy, server: Server) -> None:
+        with server.client(client_name="fuzz") as admin:
+            while True:
+                with self._choosing:
+                    number = next(self._queue, None)
+                if number is None:
+                    break
+                run = Run(self._face, proxy, admin, self._seed, number)
+                try:
+                    await run.run()
+                except Finding as finding:
+                    again = f"python -m tests.hostile --fuzz --seed {self._seed} --face {self._face.kind}"
+                    self.findings.append(
+                        f"run {number}: {finding}\n    {run.describe()}\n    again: {again} --first {number} --runs 1"
+                    )
+        if self._face.kind == "asyncio":
+            await asyncio.sleep(0.05)
+
+    def _check_idle(self) -> None:
+        """All clients are closed, so no processor time is used."""
+        gc.collect()
+        cpu = time.process_time()
+        time.sleep(IDLE_FOR)
+        if (used := time.process_time() - cpu) > MOST_IDLE_CPU * IDLE_FOR:
+            self.findings.append(f"{used:.2f} s of processor time in {IDLE_FOR:g} idle seconds")
+
+
+@contextlib.contextmanager
+def _no_stray_errors(findings: list[str]) -> Iterator[None]:
+    """What fails in a background thread, or is logged with a traceback, is a finding; other log lines are dropped."""
+
+    class Watch(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if record.exc_info and record.exc_info[1] is not None:
+                findings.append(f"logged {record.getMessage()!r}: {record.exc_info[1]!r}")
+
+    watch, log = Watch(), logging.getLogger("holdfast")
+    log.addHandler(watch)
+    propagated, log.propagate = log.propagate, False
+    hook = threading.excepthook
+    threading.excepthook = lambda args: findings.append(f"thread {args.thread}: {args.exc_value!r}")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)
+            yield
+    finally:
+        threading.excepthook = hook
+        log.removeHandler(watch)
+        log.propagate = propagated
+
+
+def main(seed: int, runs: int, first: int, faces: Sequence[str]) -> int:
+    """Run each face in a process of its own, side by side; 1 if there was a finding."""
+    if len(faces) > 1:
+        share = [*("--fuzz", "--seed", str(seed), "--runs", str(-(-runs // len(faces)))), "--first", str(first)]
+        command = [sys.executable, "-m", "tests.hostile", *share, "--face"]
+        processes = [subprocess.Popen([*command, face]) for face in faces]
+        return max(abs(process.wait()) for process in processes)
+    begun = monotonic()
+    findings = Fuzz(faces[0], seed, range(first, first + runs)).run()
+    print(f"fuzz {faces[0]}: {runs} runs in {monotonic() - begun:.0f} s, {len(findings)} findings", flush=True)
+    for finding in findings[:20]:
+        print(f"  {finding}", flush=True)
+    return int(bool(findings))
+
+

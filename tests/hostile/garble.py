@@ -94,12 +94,14 @@ STRANGE = (
     b"HTTP/1.1 400 Bad Request\r\n\r\n",
     b"\r\n",
 )
+# Not among them: "*2147483647", for which hiredis makes a list of 16 GB. To free it again takes half a minute, in which
+# no thread of the process runs.
 HUGE = (
     b"$9999999999\r\n",
     b"$536870912\r\nabc",
     b"$99999999999999999999999\r\n",
     b"$-2\r\n",
-    b"*2147483647\r\n",
+    b"*1000000\r\n",
     b"*9999999999\r\n:1\r\n",
     b"%1073741824\r\n",
     b"*1\r\n" * 12,

@@ -68,6 +68,7 @@ class Place:
         self.proxy = Proxy(harness.server.port)
         self._harness = harness
         self._generation = 0
+        self.replacing = threading.Lock()
         self.start()
 
     def start(self) -> None:
@@ -170,11 +171,11 @@ class Harness:
 
     def _kill_worker(self, fault: Fault) -> None:
         place = self.places[fault.target]
-        label = place.label
-        place.kill()
-        self.recorder.note("killed", target=label)
-        place.start()
-        place.hear(b"ready", 30.0)
+        with place.replacing:
+            place.kill()
+            self.recorder.note("killed", target=place.label)
+            place.start()
+            place.hear(b"ready", 60.0)
 
     def _stop_worker(self, fault: Fault) -> dict[str, object]:
         place = self.places[fault.target]
@@ -217,9 +218,7 @@ class Harness:
 
     def _delete_key(self, fault: Fault) -> dict[str, object]:
         name = fault.target
-        deleted = self._admin.delete(name)
-        if not deleted and (keys := pool_keys(self._admin, name)):
-            self._admin.delete(*keys)
+        deleted = self._admin.delete(name, *pool_keys(self._admin, name))
         return {"displaces": [name], "certain": bool(deleted)}
 
     def _delete_side_keys(self, fault: Fault) -> dict[str, object]:

@@ -47,6 +47,11 @@ class Proxy:
         self.port: int = self._server.sockets[0].getsockname()[1]
         self.url = f"redis://127.0.0.1:{self.port}/0"
 
+    @property
+    def connections(self) -> int:
+        """Open connections, of clients and to the server."""
+        return len(self._links)
+
     def cut(self) -> None:
         """Reset all connections; new ones are welcome."""
         self._run(self._cut())
@@ -134,7 +139,7 @@ class _Link:
         with contextlib.suppress(OSError):
             while chunk := await self._near[0].read(65536):
                 self._proxy.requests += chunk.count(b"\r\n*") + chunk.startswith(b"*")
-                if not self.mute:
+                if not self.mute and not self._far[1].is_closing():
                     self._far[1].write(chunk)
 
     async def _downwards(self) -> None:
@@ -156,7 +161,7 @@ class _Link:
                 return False
             if isinstance(piece, float):
                 await asyncio.sleep(piece)
-            elif not self.mute:
+            elif not self.mute and not self._near[1].is_closing():
                 self._near[1].write(piece)
         return True
 
