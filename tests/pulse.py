@@ -3,7 +3,9 @@
 A lease of half a second is lost, rightly, when its process is not let run for half a second, and a test that expects it
 to be held then fails without any fault of the code. So a pulse is taken all the time: a thread that wants to wake up
 every few milliseconds writes down when it could not. A test that failed while the pulse stopped has shown nothing: it
-runs once more, and the summary names it. A test that failed while the pulse was steady has failed.
+runs once more, and the summary shows its first failure in full, for it may have been a race after all. A test that
+failed while the pulse was steady has failed. So has a test in virtual time, whatever the pulse: one that neither
+connected, nor started a thread or a process, nor slept, does not depend on the clock.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ __all__ = ["Pulse"]
 
 BEAT = 0.02
 LONG = 0.15  # a stop that counts: what the leases of these tests have to spare
+REAL = frozenset({"socket.connect", "socket.bind", "subprocess.Popen", "os.fork", "_thread.start_new_thread", "time.sleep"})
 
 
 class Pulse:
@@ -28,11 +31,19 @@ class Pulse:
 
     def __init__(self) -> None:
         self._stops: list[tuple[float, float]] = []  # when it beat again, after how long
+        self._real = False  # the test depends on the clock, or its fixtures do
+        self._runner = threading.get_ident()
+        sys.addaudithook(self._notice)
         threading.Thread(target=self._beat, name="pulse", daemon=True).start()
 
     def longest_stop_since(self, moment: float) -> float:
         """In seconds; 0 when none counts."""
         return max((length for at, length in self._stops if at >= moment), default=0.0)
+
+    def _notice(self, event: str, _: object) -> None:
+        # Background threads of an earlier test may do what they like.
+        if event in REAL and threading.get_ident() == self._runner:
+            self._real = True
 
     def _beat(self) -> None:
         last = time.monotonic()
@@ -47,14 +58,15 @@ class Pulse:
     def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool:
         hook = item.ihook
         hook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-        begun = time.monotonic()
+        begun, self._real, self._runner = time.monotonic(), False, threading.get_ident()
         reports = runtestprotocol(item, nextitem=nextitem, log=False)
         failed = [report for report in reports if report.failed]
         if failed:
             let_go_of_the_failure()
-            if stop := self.longest_stop_since(begun):
+            if self._real and (stop := self.longest_stop_since(begun)):
                 failed[0].outcome = "rerun"  # type: ignore[assignment]
-                failed[0].longrepr = f"the machine stood still for {stop:.2f} s: once more ({last_line(failed[0])})"
+                whole = "\n".join(report.longreprtext for report in failed)
+                failed[0].longrepr = f"the machine stood still for {stop:.2f} s: once more\n{whole}"
                 hook.pytest_runtest_logreport(report=failed[0])
                 reports = runtestprotocol(item, nextitem=nextitem, log=False)
                 let_go_of_the_failure()
@@ -69,6 +81,9 @@ class Pulse:
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         for report in terminalreporter.getreports("rerun"):
             terminalreporter.write_line(f"RERUN {report.nodeid} - {report.longrepr}")
+            for title, text in report.sections:
+                terminalreporter.write_sep("-", title)
+                terminalreporter.write_line(text)
 
 
 def let_go_of_the_failure() -> None:
@@ -78,7 +93,3 @@ def let_go_of_the_failure() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         gc.collect()
-
-
-def last_line(report: pytest.TestReport) -> str:
-    return (report.longreprtext.strip().splitlines() or [report.when])[-1]

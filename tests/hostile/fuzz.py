@@ -96,9 +96,11 @@ class Run:
         if self._proxy.requests > MOST_REQUESTS:
             raise Finding(f"{self._proxy.requests} requests in one run")
         until = monotonic() + SLACK
-        while self._proxy.connections:
+        while left := self._proxy.connections:
             if monotonic() > until:
-                raise Finding(f"{self._proxy.connections} connections are left {SLACK:g} s after close()")
+                known = [each for each in self._admin.client_list() if each["addr"] in left]
+                last = ", ".join(f"{each['cmd']} {each['idle']} s ago" for each in known)
+                raise Finding(f"{len(left)} connections are left {SLACK:g} s after close(): {last}")
             await self._face.sleep(0.005)
 
     def describe(self) -> str:

@@ -48,9 +48,9 @@ class Proxy:
         self.url = f"redis://127.0.0.1:{self.port}/0"
 
     @property
-    def connections(self) -> int:
-        """Open connections, of clients and to the server."""
-        return len(self._links)
+    def connections(self) -> list[str]:
+        """The open connections, by the address at which the server knows them."""
+        return ["{}:{}".format(*link.far_address) for link in list(self._links)]
 
     def cut(self) -> None:
         """Reset all connections; new ones are welcome."""
@@ -126,6 +126,7 @@ class _Link:
     ) -> None:
         self._proxy = proxy
         self._near, self._far = near, far
+        self.far_address: tuple[str, int] = far[1].get_extra_info("sockname")
         self.mute = False
         self.tasks = [asyncio.ensure_future(self._upwards()), asyncio.ensure_future(self._downwards())]
 

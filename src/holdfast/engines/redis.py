@@ -79,7 +79,11 @@ class Line:
     def __init__(self, target: Target, timeout: float) -> None:
         extra = target.prepare() if target.prepare else {}
         self._connection = target.connection(timeout, extra)
-        self._connection.connect()
+        try:
+            self._connection.connect()
+        except BaseException:
+            self._connection.disconnect()  # redis-py does so only for errors of its own
+            raise
         self._sock: socket.socket = self._connection._sock
         self._poll = greenlets.native_poll()
         self._poll.register(self._sock, select.POLLIN)

@@ -362,7 +362,11 @@ class Wire:
     def _open(self, patience: float, *, resp3: bool, is_ear: bool) -> Link:
         extra = self._target.prepare() if self._target.prepare else {}
         self._opening = self._target.connection(patience, {**extra, "protocol": 3} if resp3 else extra)
-        self._opening.connect()
+        try:
+            self._opening.connect()
+        except BaseException:
+            self._opening.disconnect()  # redis-py does so only for errors of its own
+            raise
         return Link(self._opening, resp3=resp3, is_ear=is_ear)
 
     def _regain_resp3(self) -> None:

@@ -1,0 +1,93 @@
+"""The fuzz of replies with a fixed seed, and that it finds what it looks for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from holdfast.protocol import replies
+from tests.hostile import fuzz
+from tests.hostile.faces import FACES
+from tests.hostile.fuzz import Fuzz
+from tests.hostile.garble import KINDS, Garbler, frames_of
+
+RUNS = 100
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_a_garbled_reply_does_no_lasting_harm(face: str) -> None:
+    findings = Fuzz(face, 1, range(RUNS)).run()
+    assert not findings, "\n".join(findings)
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_a_parser_that_raises_what_is_not_ours_is_found(face: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def parse(reply: Any) -> Any:
+        return replies.Granted(int(reply))  # of anything but digits: ValueError or TypeError
+
+    monkeypatch.setitem(replies.REPLIES, "acquire", parse)
+    findings = Fuzz(face, 1, range(24)).run()
+    assert any("foreign exception" in finding and "--first" in finding for finding in findings), findings
+
+
+def test_a_lease_without_its_key_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(replies.REPLIES, "acquire", lambda reply: replies.Granted(1))
+    monkeypatch.setitem(replies.REPLIES, "renew", lambda reply: replies.FREED)  # whatever the server says
+    findings = Fuzz("blocking", 1, range(48)).run()
+    assert any("says held, and its key is not there" in finding for finding in findings), findings
+
+
+@pytest.mark.parametrize(
+    ("limit", "value", "found"),
+    [("MOST_REQUESTS", 1, "requests in one run"), ("SLACK", -10.0, "a call took"), ("MOST_IDLE_CPU", -1.0, "idle")],
+)
+def test_every_limit_is_looked_at(limit: str, value: float, found: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fuzz, limit, value)
+    findings = Fuzz("blocking", 1, range(3)).run()
+    assert any(found in finding for finding in findings), findings
+
+
+def test_a_client_that_does_not_recover_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fuzz, "RECOVERY", 0.1)
+    monkeypatch.setitem(replies.REPLIES, "acquire", _refuse)
+    findings = Fuzz("blocking", 1, range(3)).run()
+    assert any("of the server being honest" in finding for finding in findings), findings
+
+
+def _refuse(reply: object) -> Any:
+    raise replies.Malformed
+
+
+def test_a_seed_decides_what_is_garbled() -> None:
+    frames = [b"$3\r\nabc\r\n"] * 200
+    assert [*map(Garbler(1, rate=0.5), frames)] == [*map(Garbler(1, rate=0.5), frames)]
+    assert [*map(Garbler(1, rate=0.5), frames)] != [*map(Garbler(2, rate=0.5), frames)]
+
+
+def test_every_kind_of_garbling_is_done() -> None:
+    garbler = Garbler(1, rate=1.0)
+    for _ in range(1000):
+        garbler(b"$3\r\nabc\r\n")
+    assert set(garbler.done) == {kind.__name__ for kind in KINDS} | {"swap"}
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 1000])
+def test_frames_are_found_in_whatever_pieces_they_come(size: int) -> None:
+    frames = [
+        b"+OK\r\n",
+        b"$3\r\na\r\n\r\n",
+        b"*2\r\n:1\r\n*1\r\n$-1\r\n",
+        b"%1\r\n$1\r\nk\r\n_\r\n",
+        b">2\r\n+x\r\n,1.5\r\n",
+        b"*0\r\n",
+        b"*-1\r\n",
+        b"$0\r\n\r\n",
+    ]
+    stream, buffer, found = b"".join(frames), bytearray(), []
+    for start in range(0, len(stream), size):
+        buffer += stream[start : start + size]
+        found += frames_of(buffer)
+    assert found == frames
+
+
