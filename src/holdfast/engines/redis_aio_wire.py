@@ -13,6 +13,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import hiredis
+import redis.exceptions
 
 from holdfast.engines.wire import (
     MORE,
@@ -233,4 +234,7 @@ class Wire(asyncio.Protocol):
 
     async def close(self) -> None:
         self._flush()  # a clean-up that was asked for in this very turn of the loop
-        await self._connection.disconnect()
+        try:
+            await self._connection.disconnect()
+        except (OSError, redis.exceptions.RedisError):  # redis-py gave up waiting for its end, on a busy event loop
+            self._transport.abort()
