@@ -5,10 +5,13 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 BENCH_READY := $(VENV)/.ready-bench
 NODE := $(VENV)/node
+SEED ?= 1
+SECONDS ?= 300
+RUNS ?= 5000
 BENCHES := uncontended keeper memory latch_election market primitives guard stampede
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format lab bench bench-before bench-contention bench-mixed clean
+.PHONY: help demo test hostile lint format lab bench bench-before bench-contention bench-mixed clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile
@@ -18,6 +21,11 @@ demo: $(READY)  ## four processes draw a lottery, without a lock and with one
 
 test: $(READY)  ## the whole test suite (about 9 minutes on 2 cores)
 	@$(BIN)/python -m pytest -q -n 3 --dist loadfile
+
+hostile: $(READY)  ## faults at random on real servers, then a fuzz of replies (about 10 minutes; SEED= SECONDS= RUNS=)
+	@failed=0; \
+	$(BIN)/python -m tests.hostile --seed $(SEED) --seconds 40 --total $(SECONDS) || failed=1; \
+	$(BIN)/python -m tests.hostile --fuzz --seed $(SEED) --runs $(RUNS) || failed=1; exit $$failed
 
 lint: $(READY)  ## ruff and mypy --strict
 	@$(BIN)/ruff check .

@@ -23,7 +23,9 @@ __all__ = ["Pulse"]
 
 BEAT = 0.02
 LONG = 0.15  # a stop that counts: what the leases of these tests have to spare
-REAL = frozenset({"socket.connect", "socket.bind", "subprocess.Popen", "os.fork", "_thread.start_new_thread", "time.sleep"})
+REAL = frozenset(
+    {"socket.connect", "socket.bind", "subprocess.Popen", "os.fork", "_thread.start_new_thread", "time.sleep"}
+)
 
 
 class Pulse:

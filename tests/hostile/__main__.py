@@ -1,8 +1,8 @@
 """Run the harness, or the fuzz of replies, for one seed or for one seed after the other.
 
-    python -m tests.hostile --seed 7 --seconds 30            one run
-    python -m tests.hostile --seed 7 --seconds 30 --total 300   seeds 7, 8, 9 ... for about 300 s
-    python -m tests.hostile --fuzz --seed 7 --runs 5000      the fuzz of replies
+python -m tests.hostile --seed 7 --seconds 30            one run
+python -m tests.hostile --seed 7 --seconds 30 --total 300   seeds 7, 8, 9 ... for about 300 s
+python -m tests.hostile --fuzz --seed 7 --runs 5000      the fuzz of replies
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ def run(seed: int, seconds: float, mistake: str, *, plan_only: bool = False) -> 
     failed = any(verdict.valid is False for verdict in verdicts)
     if failed:
         planted = f" --mistake {mistake}" if mistake else ""
-        print(f"FAILED, history in {folder}; again: python -m tests.hostile --seed {seed} --seconds {seconds:g}{planted}")
+        print(f"FAILED, history in {folder}")
+        print(f"again: python -m tests.hostile --seed {seed} --seconds {seconds:g}{planted}", flush=True)
     else:
         shutil.rmtree(folder)
     return failed

@@ -27,6 +27,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from functools import partial
 from random import Random
 from time import monotonic
 from typing import Any
@@ -37,12 +38,12 @@ import holdfast
 from tests.hostile.faces import FACES, Face
 from tests.hostile.garble import Garbler
 from tests.hostile.harness import tokens_in
-from tests.hostile.proxy import Proxy
+from tests.hostile.proxy import Proxy, worst_lag_since
 from tests.servers import Server
 
 __all__ = ["Finding", "Fuzz", "main"]
 
-LANES = 24
+LANES = 10
 TTL = 1.0
 CLIENT_TIMEOUT = 0.3
 WAIT = 0.15
@@ -54,8 +55,16 @@ IDLE_FOR = 0.5
 MOST_IDLE_CPU = 0.6  # of one core
 
 
+LONG_LAG = 0.2  # of the proxies: what came too late then was not the client's fault
+TRIES = 4  # of a run that was late while the proxies were
+
+
 class Finding(Exception):
     """Something that must not happen."""
+
+
+class Late(Finding):
+    """Something that must not take so long."""
 
 
 class Run:
@@ -90,7 +99,7 @@ class Run:
         finally:
             self._proxy.garbler = None
             for _, lease in self._leases:
-                await self._bounded(CLIENT_TIMEOUT, lambda lease=lease: self._face.call(lease.release))
+                await self._bounded(CLIENT_TIMEOUT, partial(self._face.call, lease.release))
             self._leases.clear()
             await self._bounded(CLIENT_TIMEOUT, lambda: self._face.call(self._closing()))
         if self._proxy.requests > MOST_REQUESTS:
@@ -100,7 +109,7 @@ class Run:
             if monotonic() > until:
                 known = [each for each in self._admin.client_list() if each["addr"] in left]
                 last = ", ".join(f"{each['cmd']} {each['idle']} s ago" for each in known)
-                raise Finding(f"{len(left)} connections are left {SLACK:g} s after close(): {last}")
+                raise Late(f"{len(left)} connections are left {SLACK:g} s after close(): {last}")
             await self._face.sleep(0.005)
 
     def describe(self) -> str:
@@ -124,7 +133,7 @@ class Run:
             raise Finding(f"foreign exception {error!r} at {where.filename}:{where.lineno}") from error
         finally:
             if (took := monotonic() - begun) > bound + SLACK:
-                raise Finding(f"a call took {took:.1f} s instead of {bound:g} s")
+                raise Late(f"a call took {took:.1f} s instead of {bound:g} s")
 
     async def _recover(self) -> None:
         until = monotonic() + RECOVERY
@@ -135,7 +144,7 @@ class Run:
                 self._leases.append(("recovered", lease))
                 return
             if monotonic() > until:
-                raise Finding(f"no lock within {RECOVERY:g} s of the server being honest")
+                raise Late(f"no lock within {RECOVERY:g} s of the server being honest")
 
     async def _check_keys(self) -> None:
         """Every lease that says held has its key, once a renewal was answered honestly."""
@@ -248,6 +257,7 @@ class Fuzz:
 
     def __init__(self, face: str, seed: int, numbers: Sequence[int]) -> None:
         self.findings: list[str] = []
+        self.repeated = 0  # runs that were late while the proxies were late
         self._face = FACES[face]()
         self._seed = seed
         self._numbers = iter(numbers)
@@ -280,14 +290,19 @@ class Fuzz:
                     number = next(self._queue, None)
                 if number is None:
                     break
-                run = Run(self._face, proxy, admin, self._seed, number)
-                try:
-                    await run.run()
-                except Finding as finding:
-                    again = f"python -m tests.hostile --fuzz --seed {self._seed} --face {self._face.kind}"
-                    self.findings.append(
-                        f"run {number}: {finding}\n    {run.describe()}\n    again: {again} --first {number} --runs 1"
-                    )
+                for attempt in range(1, TRIES + 1):
+                    begun = monotonic()
+                    run = Run(self._face, proxy, admin, self._seed, number)
+                    try:
+                        await run.run()
+                    except Finding as finding:
+                        if isinstance(finding, Late) and worst_lag_since(begun) > LONG_LAG and attempt < TRIES:
+                            self.repeated += 1
+                            continue
+                        again = f"python -m tests.hostile --fuzz --seed {self._seed} --face {self._face.kind}"
+                        again += f" --first {number} --runs 1"
+                        self.findings.append(f"run {number}: {finding}\n    {run.describe()}\n    again: {again}")
+                    break
         if self._face.kind == "asyncio":
             await asyncio.sleep(0.05)
 
@@ -332,10 +347,10 @@ def main(seed: int, runs: int, first: int, faces: Sequence[str]) -> int:
         processes = [subprocess.Popen([*command, face]) for face in faces]
         return max(abs(process.wait()) for process in processes)
     begun = monotonic()
-    findings = Fuzz(faces[0], seed, range(first, first + runs)).run()
-    print(f"fuzz {faces[0]}: {runs} runs in {monotonic() - begun:.0f} s, {len(findings)} findings", flush=True)
+    work = Fuzz(faces[0], seed, range(first, first + runs))
+    findings = work.run()
+    took = f"{runs} runs in {monotonic() - begun:.0f} s, {work.repeated} repeated on a busy machine"
+    print(f"fuzz {faces[0]}: {took}, {len(findings)} findings", flush=True)
     for finding in findings[:20]:
         print(f"  {finding}", flush=True)
     return int(bool(findings))
-
-

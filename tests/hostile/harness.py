@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from time import monotonic
+from typing import Any
 
 import redis
 
@@ -32,7 +33,7 @@ _NO_HOLD = (b"fence", b"gone", b"waiters")
 LONGEST_CALL = 8.0
 
 
-def tokens_in(admin: redis.Redis, pattern: str = "*") -> Iterator[tuple[str, bytes]]:
+def tokens_in(admin: Any, pattern: str = "*") -> Iterator[tuple[str, bytes]]:
     """The tokens of holders and waiters, with the key that each is in; not those whose time is over."""
     now_us = int(time.time() * 1e6)
     for key in admin.keys(pattern):
@@ -51,12 +52,10 @@ def tokens_in(admin: redis.Redis, pattern: str = "*") -> Iterator[tuple[str, byt
                     yield key.decode(), token
 
 
-def pool_keys(admin: redis.Redis, name: str) -> list[bytes]:
+def pool_keys(admin: Any, name: str) -> list[bytes]:
     """The side keys of a name that say which tokens hold it."""
     return [
-        key
-        for key in admin.keys(f"{name}:hf1:*")
-        if key.split(b":hf1:")[1].split(b":")[0] not in (*_NO_HOLD, b"queue")
+        key for key in admin.keys(f"{name}:hf1:*") if key.split(b":hf1:")[1].split(b":")[0] not in (*_NO_HOLD, b"queue")
     ]
 
 
@@ -78,14 +77,15 @@ class Place:
         face = "blocking" if self.name.startswith("b") else "asyncio"
         seed = f"{harness.seed}"
         arguments = [face, self.proxy.url, str(harness.folder), self.label, seed, harness.mistake]
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.hostile.worker", *arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=(harness.folder / f"{self.label}.stderr").open("wb"),
-            cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, sys.path)])},
-        )
+        with (harness.folder / f"{self.label}.stderr").open("wb") as stderr:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "tests.hostile.worker", *arguments],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                cwd=ROOT,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, sys.path)])},
+            )
 
     def hear(self, expected: bytes, timeout: float) -> None:
         """Wait for a line; a worker that does not say it is ended, and the history shows why."""
@@ -127,7 +127,7 @@ class Harness:
     def run(self) -> list[Event]:
         plan = make_plan(self.seed, self.seconds, NAMES)
         with Server() as self.server:
-            self._admin = self.server.client(client_name="harness", socket_timeout=5.0)
+            self._admin: Any = self.server.client(client_name="harness", socket_timeout=5.0)
             self.recorder.note("permits", s=PERMITS)
             self.places = {name: Place(self, name) for name in WORKERS}
             try:

@@ -12,6 +12,7 @@ from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from tests.hostile.history import Event
@@ -140,7 +141,7 @@ def judge_exclusion(history: Sequence[Event]) -> Verdict:
                 continue
             if not all(facts.displaced(name, moment, max(one.ttl, other.ttl)) for moment in (since, until)):
                 reasons.append(f"{name}: two holders from {since:.3f} to {until:.3f}: {one}; {other}")
-        permits = max((event.data[name] for event in history if event.what == "permits" and name in event.data), default=0)
+        permits = next((event.data[name] for event in history if event.what == "permits" and name in event.data), 0)
         for hold in holds if permits else ():
             beside = [other for other in holds if other.start <= hold.start <= other.end]
             if hold.kind == "semaphore" and len(beside) > permits and not facts.displaced(name, hold.start, hold.ttl):
@@ -353,7 +354,7 @@ def _longest_calm(since: float, until: float, faults: Iterable[tuple[float, floa
     return max(
         (
             after - before
-            for before, after in zip(edges, edges[1:], strict=False)
+            for before, after in pairwise(edges)
             if not any(begin <= before and after <= end for begin, end in windows)
         ),
         default=0.0,

@@ -11,22 +11,38 @@ import contextlib
 import socket
 import struct
 import threading
+from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
+from time import monotonic
 from typing import Any
 
 from tests.hostile.garble import Piece, frames_of
 
-__all__ = ["Proxy"]
+__all__ = ["Proxy", "worst_lag_since"]
+
+
+BEAT = 0.02
+
+_loop: list[asyncio.AbstractEventLoop] = []
+_starting = threading.Lock()
+_lags: deque[tuple[float, float]] = deque(maxlen=10_000)  # when, and by how much, a beat of the loop was late
 
 
 def _start_loop() -> asyncio.AbstractEventLoop:
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="hostile-proxy", daemon=True).start()
+    loop.call_soon_threadsafe(_beat, loop, loop.time())
     return loop
 
 
-_loop: list[asyncio.AbstractEventLoop] = []
-_starting = threading.Lock()
+def _beat(loop: asyncio.AbstractEventLoop, due: float) -> None:
+    _lags.append((monotonic(), loop.time() - due))
+    loop.call_later(BEAT, _beat, loop, loop.time() + BEAT)
+
+
+def worst_lag_since(moment: float) -> float:
+    """By how much the proxies of this process were late, at worst: a slow proxy looks like a slow client."""
+    return max((lag for at, lag in list(_lags) if at >= moment), default=0.0)
 
 
 class Proxy:

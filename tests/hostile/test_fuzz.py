@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
+import redis
 
 from holdfast.protocol import replies
 from tests.hostile import fuzz
-from tests.hostile.faces import FACES
-from tests.hostile.fuzz import Fuzz
+from tests.hostile.faces import FACES, BlockingFace, run_blocking
+from tests.hostile.fuzz import Fuzz, Late, Run
 from tests.hostile.garble import KINDS, Garbler, frames_of
+from tests.hostile.proxy import Proxy
+from tests.servers import Server
 
 RUNS = 100
 
@@ -40,12 +44,22 @@ def test_a_lease_without_its_key_is_found(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.parametrize(
     ("limit", "value", "found"),
-    [("MOST_REQUESTS", 1, "requests in one run"), ("SLACK", -10.0, "a call took"), ("MOST_IDLE_CPU", -1.0, "idle")],
+    [("MOST_REQUESTS", 1, "requests in one run"), ("MOST_IDLE_CPU", -1.0, "idle")],
 )
 def test_every_limit_is_looked_at(limit: str, value: float, found: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fuzz, limit, value)
     findings = Fuzz("blocking", 1, range(3)).run()
     assert any(found in finding for finding in findings), findings
+
+
+def test_a_call_that_takes_too_long_is_found(
+    server: Server, admin: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fuzz, "SLACK", 0.0)
+    face, proxy = BlockingFace(), Proxy(server.port)
+    with pytest.raises(Late, match="a call took"):
+        run_blocking(Run(face, proxy, admin, 1, 1)._bounded(0.01, partial(face.sleep, 0.05)))
+    proxy.close()
 
 
 def test_a_client_that_does_not_recover_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,5 +103,3 @@ def test_frames_are_found_in_whatever_pieces_they_come(size: int) -> None:
         buffer += stream[start : start + size]
         found += frames_of(buffer)
     assert found == frames
-
-

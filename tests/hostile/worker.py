@@ -1,6 +1,6 @@
 """A worker process: lanes (threads or tasks) that use every kind of lock at random, and write down what they see.
 
-    python -m tests.hostile.worker FACE URL FOLDER PROCESS SEED [MISTAKE]
+    python -m tests.hostile.worker FACE URL FOLDER PROCESS SEED MISTAKE
 
 It works until a line comes on its standard input, says "idle", waits for another line, closes its client, writes down
 what is left, and says "closed".
@@ -49,7 +49,8 @@ class Lane:
         self._ids = 0
         self._kinds: list[Callable[[], Any]] = [
             *(self.lock, self.lock, self.several, self.rlock, self.reader, self.reader, self.writer),
-            *(self.semaphore, self.semaphore, self.election, self.latch, self.cache, self.giver, self.adopter, self.own),
+            *(self.semaphore, self.semaphore, self.election, self.latch, self.cache),
+            *(self.giver, self.adopter, self.own),
         ]
 
     async def run(self) -> None:
@@ -126,7 +127,8 @@ class Lane:
         if held is not None:
             lease, hold = held
             # A few holds outlast their ttl, so they depend on renewal.
-            await self._look(lease, hold, self._dice.choice([*[0] * 10, *[0.005] * 8, *[0.03] * 4, 0.2, 1.5 * min(ttl, 1.0)]))
+            seconds = self._dice.choice([*[0.0] * 10, *[0.005] * 8, *[0.03] * 4, 0.2, 1.5 * min(ttl, 1.0)])
+            await self._look(lease, hold, seconds)
             await self._call("release", CLIENT_TIMEOUT, lease.release, names=names)
 
     def _terms(self) -> dict[str, Any]:
@@ -233,7 +235,7 @@ class Lane:
 class Worker:
     """One process."""
 
-    def __init__(self, face: Face, url: str, folder: Path, process: str, seed: str, mistake: str = "") -> None:
+    def __init__(self, face: Face, url: str, folder: Path, *, process: str, seed: str, mistake: str) -> None:
         self.face = face
         self.folder = folder
         self.process = process
@@ -258,8 +260,9 @@ class Worker:
         await asyncio.gather(*(Lane(self, number).run() for number in range(LANES)))
 
 
-def main(face: str, url: str, folder: str, process: str, seed: str, mistake: str = "") -> None:
-    worker = Worker(FACES[face](), url, Path(folder), process, seed, mistake)
+def main(arguments: list[str]) -> None:
+    face, url, folder, process, seed, mistake = arguments
+    worker = Worker(FACES[face](), url, Path(folder), process=process, seed=seed, mistake=mistake)
     with watching(worker):
         if face == "asyncio":
             asyncio.run(_with_tasks(worker))
@@ -291,8 +294,8 @@ async def _with_tasks(worker: Worker) -> None:
     worker.connect()
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(lambda _, context: worker.note_foreign(f"event loop: {context}"))
-    lines: asyncio.Queue[None] = asyncio.Queue()
-    loop.add_reader(0, lambda: os.read(0, 100) and lines.put_nowait(None))
+    lines: asyncio.Queue[bytes] = asyncio.Queue()
+    loop.add_reader(0, lambda: lines.put_nowait(os.read(0, 100)))
     print("ready", flush=True)
     lanes = asyncio.ensure_future(worker.lanes())
     await lines.get()
@@ -373,4 +376,4 @@ MISTAKES: dict[str, Callable[..., Any]] = {
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(sys.argv[1:])
