@@ -7,7 +7,7 @@ from random import Random
 
 __all__ = ["FAULTS", "QUIET", "WORKERS", "Fault", "make_plan"]
 
-QUIET = 8.0  # seconds without faults at the end: recovery is judged there
+QUIET = 7.5  # seconds without faults at the end: recovery is judged there
 WORKERS = ("b0", "b1", "a0", "a1")  # places for worker processes: b is blocking, a is asyncio
 PAUSES = (0.05, 0.05, 0.3, 0.3, 0.3, 0.3, 0.3, 1.0, 1.0, 8.0)  # the last is long enough to find a lost wake-up
 
