@@ -96,6 +96,29 @@ def client(path: str) -> redis.Redis:
     return redis.Redis(unix_socket_path=path, single_connection_client=True)
 
 
+def attend(directory: str) -> redis.Redis:
+    """A connected client, which keeps the server there. On a busy machine the server may leave before it connects."""
+    while True:
+        user = client(local.ensure(directory))
+        try:
+            user.ping()
+        except redis.ConnectionError:
+            user.close()
+            continue
+        return user
+
+
+def end_warden(directory: str) -> None:
+    """Kill the warden, even one that is just starting: ps then shows its shell, or nothing at all."""
+
+    def ended() -> bool:
+        for pid in wardens(directory):
+            kill(pid)
+        return not local_warden.is_locked(os.path.join(directory, local_warden.WARDEN))
+
+    eventually(ended)
+
+
 def run_id(path: str) -> str:
     with client(path) as server:
         return str(server.info("server")["run_id"])
@@ -395,9 +418,9 @@ def test_guest_who_comes_at_any_step_of_leaving_is_kept_or_told_nothing(
     place: str, monkeypatch: pytest.MonkeyPatch, step: int, door: str
 ) -> None:
     """Through the second door come those who found the socket before it was renamed, but were slow."""
-    path = local.ensure(place)
-    kill(*wardens(place))
-    eventually(lambda: not local_warden.is_locked(os.path.join(place, "warden")))
+    path = os.path.join(place, "holdfast.sock")
+    with attend(place):
+        end_warden(place)
     monkeypatch.chdir(place)
     link = Interrupted("holdfast.sock")
     guest = socket.socket(socket.AF_UNIX)
@@ -514,10 +537,9 @@ def test_starter_killed_during_the_start_strands_nobody(place: str, after_ms: in
 
 
 def test_killed_warden_is_replaced_and_the_server_stays(place: str) -> None:
-    first = run_id(local.ensure(place))
-    (warden,) = wardens(place)
-    kill(warden)
-    eventually(lambda: not local_warden.is_locked(os.path.join(place, "warden")))
+    with attend(place) as user:
+        first = str(user.info("server")["run_id"])
+        end_warden(place)
     time.sleep(2 * LINGER_S)
     assert is_up(place)
     assert run_id(local.ensure(place)) == first
@@ -525,13 +547,10 @@ def test_killed_warden_is_replaced_and_the_server_stays(place: str) -> None:
 
 
 def test_warden_killed_while_leaving_hides_no_server(place: str) -> None:
-    path = local.ensure(place)
-    with client(path) as holder:
+    with attend(place) as holder:
         holder.set("order:42", "token", px=60_000)
-        (warden,) = wardens(place)
-        kill(warden)
-        eventually(lambda: not local_warden.is_locked(os.path.join(place, "warden")))
-        os.rename(path, os.path.join(place, "leaving.sock"))
+        end_warden(place)
+        os.rename(os.path.join(place, "holdfast.sock"), os.path.join(place, "leaving.sock"))
         with client(local.ensure(place)) as other:
             assert other.get("order:42") == b"token"
             other.delete("order:42")
@@ -576,8 +595,9 @@ def test_forked_child_keeps_no_lock(base: Path) -> None:
 
 def test_captured_output_ends_with_the_script(place: str) -> None:
     started = time.monotonic()
-    starter = script("print(local.ensure(directory))", place, stderr=subprocess.PIPE)
-    output, errors = starter.communicate(timeout=10)
+    body = "local.LINGER_S = 60.0\nprint(local.ensure(directory))"
+    starter = script(body, place, stderr=subprocess.PIPE)
+    output, errors = starter.communicate(timeout=50)
     took_s = time.monotonic() - started
     assert output.strip() == os.path.join(place, "holdfast.sock")
     assert errors == ""
