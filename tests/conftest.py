@@ -22,7 +22,7 @@ from tests.tls import make_certificate
 
 # The same examples every time: a red run is then about the change, not about luck. To look for new ones:
 # pytest --hypothesis-profile=default.
-settings.register_profile("steady", derandomize=True, database=None)
+settings.register_profile("steady", derandomize=True, database=None, deadline=None)
 settings.load_profile("steady")
 
 # A shell that starts us in the background, or nohup, lets us ignore these, and whatever we start inherits that. But
