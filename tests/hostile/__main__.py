@@ -8,6 +8,7 @@ python -m tests.hostile --fuzz --seed 7 --runs 5000      the fuzz of replies
 from __future__ import annotations
 
 import argparse
+import shlex
 import shutil
 import sys
 import tempfile
@@ -19,7 +20,7 @@ from tests.hostile import fuzz
 from tests.hostile.faces import FACES
 from tests.hostile.harness import Harness
 from tests.hostile.judges import judge
-from tests.hostile.plan import QUIET, make_plan
+from tests.hostile.plan import FAULTS, QUIET, make_plan
 from tests.hostile.worker import MISTAKES, NAMES
 
 
@@ -28,6 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=30.0, help=f"of one run; the last {QUIET:g} have no faults")
     parser.add_argument("--total", type=float, default=0.0, help="go on with the next seeds for so many seconds")
+    parser.add_argument("--only", choices=list(FAULTS), action="append", default=[], help="only faults of this kind")
     parser.add_argument("--mistake", choices=[name for name in MISTAKES if name], default="", help="plant a mistake")
     parser.add_argument("--plan", action="store_true", help="print the faults, and run nothing")
     parser.add_argument("--fuzz", action="store_true", help="garble replies instead")
@@ -39,20 +41,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return fuzz.main(options.seed, options.runs, options.first, [options.face] if options.face else list(FACES))
     until, seed, failed = monotonic() + options.total, options.seed, False
     while True:
-        failed |= run(seed, options.seconds, options.mistake, plan_only=options.plan)
+        if options.plan:
+            print(*make_plan(seed, options.seconds, NAMES, options.only), sep="\n")
+        else:
+            failed |= run(seed, options)
         seed += 1
         if monotonic() >= until:
             return int(failed)
 
 
-def run(seed: int, seconds: float, mistake: str, *, plan_only: bool = False) -> bool:
+def run(seed: int, options: argparse.Namespace) -> bool:
     """Run one seed and print its verdicts; whether one of them is invalid."""
-    if plan_only:
-        for fault in make_plan(seed, seconds, NAMES):
-            print(fault)
-        return False
     folder = Path(tempfile.mkdtemp(prefix="hostile-"))
-    history = Harness(seed, seconds, folder, mistake=mistake).run()
+    history = Harness(seed, options.seconds, folder, only=options.only, mistake=options.mistake).run()
     verdicts = judge(history)
     holds = sum(event.what == "held" for event in history)
     faults = sum(event.what == "fault" for event in history)
@@ -61,9 +62,12 @@ def run(seed: int, seconds: float, mistake: str, *, plan_only: bool = False) -> 
         print(f"  {verdict}", flush=True)
     failed = any(verdict.valid is False for verdict in verdicts)
     if failed:
-        planted = f" --mistake {mistake}" if mistake else ""
-        print(f"FAILED, history in {folder}")
-        print(f"again: python -m tests.hostile --seed {seed} --seconds {seconds:g}{planted}", flush=True)
+        again = ["--seed", str(seed), "--seconds", f"{options.seconds:g}"]
+        for name in options.only:
+            again += ["--only", name]
+        if options.mistake:
+            again += ["--mistake", options.mistake]
+        print(f"FAILED, history in {folder}\nagain: python -m tests.hostile {shlex.join(again)}", flush=True)
     else:
         shutil.rmtree(folder)
     return failed

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -45,7 +45,7 @@ def tokens_in(admin: Any, pattern: str = "*") -> Iterator[tuple[str, bytes]]:
                 yield key.decode(), admin.get(key) or b""
             elif kind == b"zset":
                 for token, score in admin.zrange(key, 0, -1, withscores=True):
-                    if b":queue" in key or not 1e15 < score < now_us:
+                    if b":queue" in key or score > now_us:  # of a pool: when the lease ends
                         yield key.decode(), token
             elif kind == b"hash":
                 for token in admin.hkeys(key):
@@ -115,8 +115,9 @@ class Place:
 class Harness:
     """One run. ``run`` returns its history."""
 
-    def __init__(self, seed: int, seconds: float, folder: Path, *, mistake: str = "") -> None:
+    def __init__(self, seed: int, seconds: float, folder: Path, *, only: Sequence[str] = (), mistake: str = "") -> None:
         self.seed = seed
+        self.only = only
         self.seconds = seconds
         self.folder = folder
         self.mistake = mistake
@@ -125,7 +126,7 @@ class Harness:
         self._busy = threading.RLock()  # while the server is restarted
 
     def run(self) -> list[Event]:
-        plan = make_plan(self.seed, self.seconds, NAMES)
+        plan = make_plan(self.seed, self.seconds, NAMES, self.only)
         with Server() as self.server:
             self._admin: Any = self.server.client(client_name="harness", socket_timeout=5.0)
             self.recorder.note("permits", s=PERMITS)
@@ -222,7 +223,7 @@ class Harness:
         return {"displaces": [name], "certain": bool(deleted)}
 
     def _delete_side_keys(self, fault: Fault) -> dict[str, object]:
-        """One key of a name that is not its main key: of a pool that may displace holders, of a lock never."""
+        """One key of a name that is not its main key: of a pool that displaces its holders, of a lock it never does."""
         name = fault.target
         keys = sorted(self._admin.keys(f"{name}:hf1:*"))
         pool = pool_keys(self._admin, name)
@@ -230,7 +231,7 @@ class Harness:
             return {}
         key = keys[int(fault.at * 1000) % len(keys)]
         self._admin.delete(key)
-        return {"key": key.decode(), "displaces": [name] if key in pool else []}
+        return {"key": key.decode(), "displaces": [name] if key in pool else [], "certain": key in pool}
 
     def _pause_clients(self, fault: Fault) -> None:
         self._admin.execute_command("CLIENT", "PAUSE", int(fault.seconds * 1000), "ALL")

@@ -1,8 +1,9 @@
 """Judges: pure functions of a history. Each says valid, invalid with its reasons, or unknown (nothing to judge).
 
 A judge never guesses in favour of an error. A hold is taken to be believed from the end of the first look that found
-``lease.held`` to the beginning of the last one. A worker stops looking when it finds ``held`` false. What the guarantees exclude (a key deleted by hand, a server that lost its data) is an excuse for two
-holders for one ttl, and for nothing else.
+``lease.held`` to the beginning of the last one. A worker stops looking when it finds ``held`` false. What the
+guarantees exclude (a key deleted by hand, a server that lost its data) is an excuse for two holders for one ttl, and
+for nothing else.
 """
 
 from __future__ import annotations

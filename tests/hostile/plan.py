@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -43,15 +44,15 @@ FAULTS: dict[str, tuple[str, float, float]] = {
 }
 
 
-def make_plan(seed: int, seconds: float, names: tuple[str, ...]) -> list[Fault]:
-    """The faults of a run of that length; the last ``QUIET`` seconds have none."""
+def make_plan(seed: int, seconds: float, names: Sequence[str], only: Sequence[str] = ()) -> list[Fault]:
+    """The faults of a run of that length, of all kinds or only of those; the last ``QUIET`` seconds have none."""
     dice = Random(f"plan {seed}")
     plan: list[Fault] = []
     at = 0.5
     while True:
-        name = dice.choice(list(FAULTS))
+        name = dice.choice(list(only) or list(FAULTS))
         target, shortest, longest = FAULTS[name]
-        choices = {"worker": WORKERS, "name": names, "": ("",)}[target]
+        choices = {"worker": WORKERS, "name": tuple(names), "": ("",)}[target]
         fault = Fault(round(at, 3), name, dice.choice(choices), round(dice.uniform(shortest, longest), 3))
         if fault.at + fault.seconds > seconds - QUIET:
             return plan

@@ -127,7 +127,9 @@ class Lane:
         if held is not None:
             lease, hold = held
             # A few holds outlast their ttl, so they depend on renewal.
-            seconds = self._dice.choice([*[0.0] * 10, *[0.005] * 8, *[0.03] * 4, 0.2, 1.5 * min(ttl, 1.0)])
+            # So do more of those that others can share.
+            long = [2.5] * 4 if kind in ("read", "semaphore") else [1.5]
+            seconds = self._dice.choice([*[0.0] * 10, *[0.005] * 8, *[0.03] * 4, 0.2, *long])
             await self._look(lease, hold, seconds)
             await self._call("release", CLIENT_TIMEOUT, lease.release, names=names)
 
