@@ -54,9 +54,11 @@ class Lane:
         ]
 
     async def run(self) -> None:
-        while not self._worker.stopping.is_set():
+        ends = False
+        while not ends:
+            ends = self._worker.stopping.is_set()  # once more, then: each client must have recovered by now
             try:
-                await self._dice.choice(self._kinds)()
+                await (self.own if ends else self._dice.choice(self._kinds))()
             except holdfast.HoldfastError:
                 await self._worker.face.sleep(0.01)  # the call was noted with its error
             except Exception as error:
