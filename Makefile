@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 BENCH_READY := $(VENV)/.ready-bench
 NODE := $(VENV)/node
-BENCHES := uncontended keeper memory latch_election market primitives guard stampede
+BENCHES := uncontended keeper crowd memory latch_election market primitives guard stampede
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint format lab bench bench-before bench-contention bench-mixed clean
