@@ -8,7 +8,7 @@ NODE := $(VENV)/node
 SEED ?= 1
 SECONDS ?= 300
 RUNS ?= 5000
-BENCHES := uncontended keeper memory latch_election market primitives guard stampede
+BENCHES := uncontended keeper crowd memory latch_election market primitives guard stampede
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test hostile lint format lab bench bench-before bench-contention bench-mixed clean

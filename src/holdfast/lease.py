@@ -112,6 +112,8 @@ class Hold:
     bell: Bell | None = None
     word: Word | None = None  # what the server's bell said last
     asked = (0.0, 0)  # our time before, and the server's time at, the last step that it answered
+    seen = (0.0, 0)  # the same for the last step by which the keeper has shown its presence
+    crowded = False  # it waited as one of very many: the keeper cleans up after it
     outcome: Refused | HoldfastError | None = None  # of the last acquire step
     queued = False  # it stands in the queue on the server, as far as we know
     fate: dict[None, object] | None = None  # who has called it to the seat of its process; or that it has left

@@ -701,3 +701,48 @@ async def test_connection_that_is_dead_for_others_too_is_given_up(proxy: Proxy) 
             await asyncio.sleep(0.05)
         assert (await failure_of(unheard)).prompt
         assert await engine.submit(echo("heard"), LONG) == b"heard"
+
+
+@asyncio_test
+async def test_a_timeout_that_passed_while_the_loop_was_busy_is_not_the_servers_silence(
+    server: Server, admin: redis.Redis
+) -> None:
+    async with engine_of(server.url) as (engine, _):
+        await engine.submit(Command(("PING",)), LONG)
+        connections = admin.info("stats")["total_connections_received"]
+        # The first is written at once, the others at the end of this turn of the loop, when their time is over.
+        replies = [engine.submit(Command(("PING",)), 0.3) for _ in range(3)]
+        time.sleep(0.6)
+        assert [await reply for reply in replies] == [b"PONG"] * 3
+        assert admin.info("stats")["total_connections_received"] == connections
+
+
+@asyncio_test
+async def test_a_silent_server_is_told_also_after_the_loop_was_busy(server: Server, proxy: Proxy) -> None:
+    async with engine_of(proxy.url) as (engine, _):
+        await engine.submit(Command(("PING",)), LONG)
+        proxy.on("ping", SWALLOW_REPLY)
+        reply = engine.submit(Command(("PING",)), 0.3)
+        await asyncio.sleep(0.01)
+        time.sleep(0.6)
+        started = time.monotonic()
+        with pytest.raises(StepFailed) as failed:
+            await reply
+        assert failed.value.silent
+        assert time.monotonic() - started < LONG / 4
+
+
+@asyncio_test
+async def test_renewals_go_before_what_waits_for_room_on_the_connection(server: Server, admin: redis.Redis) -> None:
+    async with engine_of(server.url) as (engine, _):
+        await engine.submit(Command(("PING",)), LONG)
+        lifeline = Lifeline(engine)
+        lifeline.move_to(asyncio.get_running_loop())
+        order: list[str] = []
+        others = [engine.submit(Command(("PING",)), LONG) for _ in range(MOST_ASKED + 500)]
+        renewal = lifeline.submit(Command(("PING",)), LONG)
+        renewal.add_done_callback(lambda _: order.append("renewal"))
+        others[-1].add_done_callback(lambda _: order.append("last"))
+        await asyncio.gather(renewal, *others)
+        assert order == ["renewal", "last"]
+        await lifeline.close()

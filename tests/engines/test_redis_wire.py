@@ -10,6 +10,7 @@ import signal
 import socket
 import ssl
 import subprocess
+import sys
 import threading
 import time
 import traceback
@@ -222,6 +223,37 @@ def test_timeout_ends_in_time_and_says_so(wire: Wire) -> None:
     assert time.monotonic() - started < 2.0
     assert caught.value.sent
     assert caught.value.retry
+
+
+@contextlib.contextmanager
+def one_thread_at_a_time() -> Iterator[None]:
+    """A thread that runs keeps the interpreter to itself until it waits for something."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(60.0)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
+
+
+def test_a_timeout_that_passed_while_the_process_was_busy_is_not_the_servers_silence(
+    wire: Wire, admin: redis.Redis
+) -> None:
+    wire.call(echo("there"), LONG)
+    (before,) = wires_of(admin)
+    replies: list[Any] = []
+    for _ in range(6):  # the thread that waits and the thread that reads wake up in any order
+        asking = threading.Thread(target=lambda: replies.extend(wire.call_each([late(0.1)], 0.5)))
+        asking.start()
+        time.sleep(0.05)  # it was sent
+        with one_thread_at_a_time():
+            until = time.monotonic() + 1.0
+            while time.monotonic() < until:
+                pass
+        asking.join()
+    assert replies == [None] * 6
+    (after,) = wires_of(admin)
+    assert after["id"] == before["id"]
 
 
 def test_silent_connection_is_given_up_and_those_behind_it_are_told(wire: Wire, server: Server) -> None:

@@ -19,9 +19,10 @@ import pytest
 from holdfast.lab import machine
 from holdfast.lease import Hold
 from holdfast.lua import SCRIPTS, Script
-from holdfast.protocol import keepalive, mutex
+from holdfast.protocol import keepalive, mutex, presence
 from holdfast.protocol.bells import Switchboard
 from holdfast.protocol.cohort import Cohorts
+from holdfast.protocol.presence import Crowd
 from holdfast.protocol.waiting import Waiter
 
 __all__ = ["IN_THE_WORLD", "LINE_BY_LINE", "MISTAKES", "Mistake", "plant"]
@@ -204,7 +205,7 @@ _WAITING: Final[dict[str, Mistake]] = {
         mutex, "_ask", "    hold.outcome = reply\n", "    hold.outcome = reply\n    hold.word = hold.bell = None\n"
     ),
     "waiter_that_does_not_look_when_its_listener_was_cut": in_python(
-        Switchboard, "look_again", "if waiter.bell is not None:", "if False:"
+        Switchboard, "look_again", "if waiter.bell is not None and waiter.token not in asleep:", "if False:"
     ),
     "waiter_that_does_not_look_when_the_key_was_written": in_python(
         Switchboard, "touched", "if waiter is not None and waiter.bell is not None:", "if False:"
@@ -245,6 +246,23 @@ _COHORTS: Final[dict[str, Mistake]] = {
         Cohorts, "pass_on", "self._let_sit(heir, hold)\n    return True", "self._let_sit(heir, hold)\n    return False"
     ),
     "seat_that_is_left_without_a_call": in_python(Cohorts, "vacate", "self._call_next(seat, hold)", "pass"),
+}
+
+# Where the keeper speaks for the waiters.
+_CROWDS: Final[dict[str, Mistake]] = {
+    "present_that_lets_a_waiter_without_a_place_sleep": in_step(
+        "present", "type(owner) == 'table' then\n    return true", "type(owner) == 'table' then\n    return false"
+    ),
+    "present_that_does_not_see_a_free_lock": in_step(
+        "present", "if not owner or owner == token then", "if owner == token then"
+    ),
+    "present_that_does_not_show_presence": in_step("present", "  redis.call('HSET', KEYS[4], token, entry)\n", ""),
+    "keeper_that_wakes_no_waiter": in_python(
+        presence, "_wake", "if crowd.members.get(hold.token) is hold and hold.bell is not None:", "if False:"
+    ),
+    "waiter_of_a_crowd_that_is_not_cleaned_up_after": in_python(
+        mutex, "settle", "if not buried:", "if not buried and not hold.crowded:"
+    ),
 }
 
 # And what is left behind.
@@ -288,6 +306,22 @@ IN_THE_WORLD: Final[dict[str, Mistake]] = {
             "            book.bell.clear()\n            if not book.closed:\n",
         ),
     ),
+    "present_that_does_not_see_the_end_of_a_lease": in_step("present", "left_ms < SOON_MS", "left_ms < 0"),
+    "present_that_brings_back_a_waiter_that_has_left": in_step(
+        "present",
+        "  local arrived = wants and",
+        """  if not wants then
+    wants = ' 3000 3600000 64 bell:two'
+    redis.call('ZADD', KEYS[3], now_us, token)
+  end
+  local arrived = wants and""",
+    ),
+    "keeper_that_looks_for_waiters_once": in_python(Crowd, "is_due", "self.due_at = now + EVERY", "self.due_at = 1e9"),
+    "present_that_does_not_see_the_first_in_a_pool": in_step("present", "return first == token", "return false"),
+    "present_that_keeps_a_dead_waiter_of_a_pool": in_step("present", "    strike_off(first)\n", "    return false\n"),
+    "present_that_cuts_the_kind_of_a_room_short": in_step(
+        "present", "if redis.call('PTTL', KEYS[3]) < QUEUE_MS then", "if true then"
+    ),
     "kind_of_a_room_that_ends_before_its_holder": in_step(_IN_ROOMS, _KEEPS_THE_KIND, ""),
     "kind_of_a_room_of_which_half_is_kept": in_step(
         _IN_ROOMS, _KEEPS_THE_KIND, "  redis.call('PEXPIRE', KEYS[3], lease_ms + 1000)\n"
@@ -310,5 +344,6 @@ MISTAKES: Final[dict[str, Mistake]] = {
     **_WAITING,
     **_FENCES,
     **_COHORTS,
+    **_CROWDS,
     **_UNKNOWN_OUTCOMES,
 }

@@ -21,7 +21,7 @@ from holdfast.lab.check import INVARIANTS
 from holdfast.lab.cohort import cohort_config
 from holdfast.lab.explorer import Explorer
 from holdfast.lab.faults import TREACHERY
-from holdfast.lab.rows import fenced_config
+from holdfast.lab.rows import crowd_config, fenced_config
 from holdfast.lab.state import Config
 from holdfast.lab.story import tell
 from holdfast.protocol.effects import Effects
@@ -123,6 +123,11 @@ SETTINGS: Final = {
     "two, restarted": Setting(2, ("restart",), {"idle_us_per_fault": 100_000}, states=15_000),
     "two, evicted": Setting(2, ("eviction",), {"idle_us_per_fault": 0}),
     "three": Setting(3),
+    # The keeper speaks for the waiters.
+    "two, crowded and unheard": Setting(2, ("lost_reply",), make=crowd_config),
+    "two, crowded and evicted": Setting(2, ("eviction",), {"idle_us_per_fault": 500_000}, make=crowd_config),
+    "two, crowded and cancelled": Setting(2, ("cancel",), make=crowd_config),
+    "three, crowded": Setting(3, (), {"stay_us": 1_700_000}, make=crowd_config),
     "three, cancelled": Setting(3, ("cancel",), {"idle_us_per_fault": 0, "leaves_us": AT_ONCE}, states=10_000),
     # A waiter is granted the lock while it is stalled. The next one gets in when that ttl ends.
     "three, unrenewed and stalled": Setting(
@@ -176,6 +181,11 @@ CAUGHT: Final = [
     ("fences_that_are_not_set_aside", "FenceMonotone", "two, one with two tasks"),
     ("pass_of_what_is_given_back_as_well", "MutualExclusion", "two, one with two tasks"),
     ("seat_that_is_left_without_a_call", "NoLostWakeup", "one, with two tasks"),
+    ("present_that_lets_a_waiter_without_a_place_sleep", "NoLostWakeup", "two, crowded and unheard"),
+    ("present_that_does_not_see_a_free_lock", "NoLostWakeup", "two, crowded and evicted"),
+    ("present_that_does_not_show_presence", "Fifo", "three, crowded"),
+    ("keeper_that_wakes_no_waiter", "NoLostWakeup", "two, crowded and unheard"),
+    ("waiter_of_a_crowd_that_is_not_cleaned_up_after", "AcquireTotality", "two, crowded and cancelled"),
     ("token_forgotten_before_the_reply", "AcquireTotality", "one, cancelled"),
     ("place_in_the_queue_forgotten", "AcquireTotality", "two, cancelled"),
     ("acquire_that_ignores_the_tombstone", "AcquireTotality", "one, delayed and impatient"),

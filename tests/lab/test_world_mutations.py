@@ -165,10 +165,116 @@ def crashed_waiter_and_a_clock_set_back() -> None:
     assert expect(play, play.start(three, try_once()), 0.1) is not None, "the lock went to the crashed waiter"
 
 
+def crowd_and_holder() -> tuple[Play, Any, Any]:
+    """A holder with a ttl of 3 s, and a waiter for which its keeper speaks."""
+    play = Play()
+    one, two = play.client("one"), play.client("two")
+    play.machines[1].board.crowd.most_alone = 0
+
+    async def hold() -> None:
+        async with one.lock("a", ttl=3):
+            await play.sleep(one, 4.0)
+
+    async def wait() -> Any:
+        await play.sleep(two, 0.1)
+        return await two.lock("a", ttl=30).acquire(timeout=20)
+
+    return play, play.start(one, hold()), play.start(two, wait())
+
+
+def lease_that_ends_before_a_crowd() -> None:
+    """The holder has crashed: its lease ends, and the waiter has the lock a moment later."""
+    play, _, waiter = crowd_and_holder()
+    play.run(0.25)  # it was renewed after 0.1 s
+    play.machines[0].crash()
+    play.run(2.95)
+    assert expect(play, waiter, 0.0) is not None
+
+
+def notification_that_a_crowd_has_lost() -> None:
+    """The lock is granted to a waiter after some rounds of the keeper, and the notification is lost."""
+    play, _, waiter = crowd_and_holder()
+    play.world.fate_of_bell = lambda number: Fate(lost=True)
+    play.run(3.9)
+    assert not waiter.done
+    assert expect(play, waiter, 0.7) is not None
+
+
+def presence_that_arrives_after_its_waiter_has_left() -> None:
+    """A step that shows presence is under way for longer than its waiter waits: the next release frees the lock."""
+    play, holder, waiter = crowd_and_holder()
+    play.doom(lambda message: Fate(late_us=3_000_000) if step_of(message).script == "present" else None)
+    play.run(0.7)
+    waiter.cancel()
+    play.run(1.7)
+    assert waiter.done
+    expect(play, holder, 3.0)
+    assert play.world.keys() == []
+
+
+def crowd_at_a_pool(ttl: float = 3.0) -> tuple[Play, list[Any]]:
+    """A holder of the only permit, and three waiters in other clients, whose keepers speak for all but the first."""
+    play = Play()
+    processes = []
+    for name in ("one", "two", "three", "four"):
+        client = play.client(name)
+        play.machines[-1].board.crowd.most_alone = 0
+
+        async def acquire(client: Any = client) -> Any:
+            return await client.semaphore("a", 1, ttl=ttl).acquire(timeout=60)
+
+        processes.append(play.start(client, acquire()))
+        play.run(0.1)
+    return play, processes
+
+
+def first_waiter_of_a_pool_that_gives_up() -> None:
+    """It gives up, and then the holder crashes: when that lease ends, the next waiter has the permit."""
+    play, processes = crowd_at_a_pool()
+    play.run(1.0)
+    processes[1].cancel()
+    play.run(0.1)
+    play.machines[0].crash()
+    assert expect(play, processes[2], 3.8) is not None
+
+
+def first_waiter_of_a_pool_that_crashes() -> None:
+    """It crashes, and so does the holder: when that lease ends, the next waiter has the permit."""
+    play, processes = crowd_at_a_pool()
+    play.run(1.0)
+    play.machines[1].crash()
+    play.run(0.1)
+    play.machines[0].crash()
+    assert expect(play, processes[2], 3.8) is not None
+
+
+def mutex_beside_a_pool_whose_waiters_have_left() -> None:
+    """The queue of a pool lasts as long as its holder, also after the last step for its waiters: it is no mutex."""
+    play, processes = crowd_at_a_pool(ttl=30.0)
+    play.run(1.0)
+    for machine in play.machines[1:]:
+        machine.crash()
+    play.run(SIDE_KEYS_LAST + 1.0)
+    stranger = play.client("stranger")
+
+    async def intrude() -> Any:
+        return await stranger.lock("a", ttl=3).acquire(blocking=False)
+
+    with pytest.raises(holdfast.Unsupported, match="in use as a"):
+        expect(play, play.start(stranger, intrude()), 0.1)
+    assert processes[0].outcome().held
+
+
 SCENARIOS: Final[dict[str, Callable[[], None]]] = {
     "extension_counted_from_the_reply": late_reply_to_extend,
     "renewal_that_forgets_a_push_before_its_reply": push_before_the_reply_to_a_renewal,
     "keeper_that_forgets_a_wakeup_before_its_wait": push_while_the_keeper_cleans_up,
+    "present_that_does_not_see_the_end_of_a_lease": lease_that_ends_before_a_crowd,
+    "keeper_that_looks_for_waiters_once": notification_that_a_crowd_has_lost,
+    "present_that_brings_back_a_waiter_that_has_left": presence_that_arrives_after_its_waiter_has_left,
+    "present_that_does_not_see_the_first_in_a_pool": first_waiter_of_a_pool_that_gives_up,
+    "present_that_keeps_a_dead_waiter_of_a_pool": first_waiter_of_a_pool_that_crashes,
+    "present_that_cuts_the_kind_of_a_room_short": mutex_beside_a_pool_whose_waiters_have_left,
     "kind_of_a_room_that_ends_before_its_holder": mutex_beside_a_semaphore,
     "kind_of_a_room_of_which_half_is_kept": mutex_beside_a_reader,
     "presence_that_ends_with_a_clock_set_back": crashed_waiter_and_a_clock_set_back,

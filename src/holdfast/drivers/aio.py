@@ -130,6 +130,7 @@ class Driver:
             fx.NewToken: lambda effect: clock.new_token(effect.label),
             fx.Caller: lambda _: asyncio.current_task(self._loop),
             fx.Entrust: self._entrust,
+            fx.Attend: self._attend,
             fx.Tell: lambda effect: self._tell(effect.hold),
             fx.Warn: lambda effect: log.warning("%s", effect.message),
             fx.CloseLink: lambda effect: self._links.close(effect.link),
@@ -222,6 +223,10 @@ class Driver:
 
     def _entrust(self, effect: fx.Entrust) -> None:
         self.book.entrust(effect.hold, clock.now())
+        self.keep()
+
+    def _attend(self, effect: fx.Attend) -> None:
+        self.book.attend(effect.hold, clock.now())
         self.keep()
 
     def admit(self, hold: Hold) -> None:

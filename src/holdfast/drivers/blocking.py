@@ -35,6 +35,7 @@ __all__ = ["Bell", "Driver", "Owner"]
 T = TypeVar("T")
 log = logging.getLogger("holdfast")
 
+_MOST_ASKS = 128  # waiters' steps under way at once: each of them needs a connection
 _COMPLAINS_EVERY = 60.0  # seconds
 _MOST_NAMED = 5  # locks in one line of the log
 
@@ -90,7 +91,7 @@ class Driver:
         self.address = target.address
         self.engine = Engine(target)
         self.book = Book(Bell())
-        self.board = Switchboard(self.book, Bell)
+        self.board = Switchboard(self.book, Bell, _MOST_ASKS)
         self.cohorts = Cohorts(Bell)
         self.engine.spare = self.wire = Wire(target, self.board, clock.now, self.engine)
         self.now = clock.now
@@ -186,6 +187,9 @@ class Driver:
             return self.wire.listen(effect.timeout)
         if isinstance(effect, fx.Entrust):
             self.book.entrust(effect.hold, clock.now())
+            return self.keep()
+        if isinstance(effect, fx.Attend):
+            self.book.attend(effect.hold, clock.now())
             return self.keep()
         if isinstance(effect, fx.CallOn):
             return self.engine.call_on(effect.link, effect.commands, effect.timeout)

@@ -133,11 +133,9 @@ class Line:
     def _read(self, deadline: float) -> bytes:
         chunk = self._look() if self._plain else None
         if chunk is None:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise Silence
+            left = max(0.0, deadline - time.monotonic())  # if we come late, what is there is read all the same
             if not self._plain:
-                chunk = self._read_in_time(left)
+                chunk = self._read_in_time(max(0.001, left))
             elif self._poll.poll(left * 1000):
                 chunk = self._sock.recv(65536)
             else:

@@ -29,7 +29,7 @@ import redis.exceptions
 from holdfast.engines.redis_aio_resp3 import Resp3
 from holdfast.engines.redis_aio_wire import PUSH, Reply, Request, Wire, subscribe_to
 from holdfast.engines.target import Target
-from holdfast.engines.wire import Op, client_closed, complain_of_mute, connect_failure, lost_connection, silence
+from holdfast.engines.wire import LATE, Op, client_closed, complain_of_mute, connect_failure, lost_connection, silence
 from holdfast.protocol.bells import Switchboard
 from holdfast.protocol.effects import StepFailed
 
@@ -82,10 +82,14 @@ class Engine:
         self._alarm: asyncio.TimerHandle | None = None
         self._alarm_at = _NEVER
         self.resp3 = Resp3(self)
+        self._excused = 0.0
         self.backlog.clear()
 
-    def submit(self, op: Op, timeout: float, reply: Reply | None = None) -> Reply:
-        """Ask for one step. The future fails with StepFailed; cancelling it costs nobody else anything."""
+    def submit(self, op: Op, timeout: float, reply: Reply | None = None, *, first: bool = False) -> Reply:
+        """Ask for one step. The future fails with StepFailed; cancelling it costs nobody else anything.
+
+        ``first``: it goes before whatever waits for room on the wire, as renewals must.
+        """
         if reply is None:
             reply = asyncio.Future(loop=self._loop)
         if self.closed:
@@ -94,10 +98,11 @@ class Engine:
         now = monotonic()
         deadline = now + timeout
         wire = self._wire
-        if wire is not None and wire.open and len(wire.asked) < MOST_ASKED and not self.backlog:
-            wire.send((op, reply, deadline, timeout, now))
+        request = op, reply, deadline, timeout, now
+        if wire is not None and wire.open and (first or (len(wire.asked) < MOST_ASKED and not self.backlog)):
+            wire.send(request)
         else:
-            self.backlog.append((op, reply, deadline, timeout, now))
+            self.backlog.appendleft(request) if first else self.backlog.append(request)
             if wire is None or wire.lost:
                 self._connect()
         if deadline < self._alarm_at:
@@ -149,9 +154,17 @@ class Engine:
         self._alarm_at = when
         self._alarm = self._loop.call_later(when - monotonic(), self._expire_due)
 
+    # If it goes off late, this process was busy, and the reply may be there, or its request was only just written. Then
+    # each request whose time is over gets as much more, once, as the process was late.
+
     def _expire_due(self) -> None:
-        self._alarm, self._alarm_at = None, _NEVER
         now, earliest = monotonic(), _NEVER
+        late = now - self._alarm_at
+        self._alarm, self._alarm_at = None, _NEVER
+        over = now
+        if late > LATE:
+            over, self._excused = self._excused, now
+            earliest = now + min(late, self._timeout)
         self.backlog = deque(request for request in self.backlog if not request[1].done())
         wires = [wire for wire in (self._wire, self._ear) if wire is not None and not wire.lost]
         for requests, sent in [(self.backlog, False), *((wire.asked, True) for wire in wires)]:
@@ -160,9 +173,11 @@ class Engine:
                     continue
                 if deadline > now:
                     earliest = min(earliest, deadline)
-                else:
+                elif deadline <= over:
                     reply.set_exception(self._silence(timeout, sent=sent))
         for wire in wires:
+            if over < now:
+                break
             if (look_at := wire.look_for_overdue(now)) <= now:
                 wire.abort(
                     TimeoutError("a reply is overdue")
@@ -435,7 +450,7 @@ class Lifeline(Engine):
         self._refused_until = 0.0  # no connection of its own is tried before
         self._look: asyncio.TimerHandle | None = None
 
-    def submit(self, op: Op, timeout: float, reply: Reply | None = None) -> Reply:
+    def submit(self, op: Op, timeout: float, reply: Reply | None = None, *, first: bool = False) -> Reply:
         main = self._main
         apart = main.is_deaf(self.PATIENCE) or main.owes() or (self.is_up() and not main.is_up())
         if apart and main.is_up() and not self.is_up() and monotonic() < self._refused_until:
@@ -444,7 +459,7 @@ class Lifeline(Engine):
             self._apart = apart
             self.board.look_again()  # what was watched on the one is not on the other
         if not apart:
-            return main.submit(op, timeout, reply)
+            return main.submit(op, timeout, reply, first=True)
         if self._look is None:
             assert self._loop is not None
             self._look = self._loop.call_later(1.0, self._look_at_main)

@@ -16,6 +16,7 @@ import hiredis
 import redis.exceptions
 
 from holdfast.engines.wire import (
+    LATE,
     MORE,
     OVERDUE_AFTER,
     Op,
@@ -71,6 +72,7 @@ class Wire(asyncio.Protocol):
         self._parser = Parser()
         self._push = push  # the type of what was not asked for
         self._out: list[bytes] = []
+        self._out_since = 0.0
         self._error: Exception | None = None
         self.asked: deque[Request] = deque()
         self.waiting_since = 0.0  # when the server last said something, or was first asked after that
@@ -101,6 +103,7 @@ class Wire(asyncio.Protocol):
         else:
             out.append(data)
             if len(out) == 1:
+                self._out_since = monotonic()
                 self.loop.call_soon(self._flush)
             elif len(out) >= _LEAST_CHUNK and 2 * len(out) > len(asked):
                 self._flush()  # the server has less in hand than we have gathered: let it begin while we go on
@@ -109,6 +112,8 @@ class Wire(asyncio.Protocol):
     def _flush(self) -> None:
         if self._out and not self.lost:
             self._transport.write(b"".join(self._out))
+            if (now := monotonic()) > self._out_since + LATE:  # the loop was busy: the server could not answer before
+                self.waiting_since = now
         self._out.clear()
 
     def _tracks(self) -> bool:

@@ -21,7 +21,7 @@ from typing import Any, Final, TypeAlias
 import hiredis
 import redis.exceptions
 
-from holdfast.engines.wire import MORE, OVERDUE_AFTER, Op, Parser, pack
+from holdfast.engines.wire import LATE, MORE, OVERDUE_AFTER, Op, Parser, pack
 from holdfast.protocol.effects import StepFailed
 
 __all__ = ["PENDING", "Asked", "Link", "Request", "Waker"]
@@ -88,12 +88,20 @@ class Request:
             self.answer(place, why())  # one each: tracebacks and notes are its own
 
     def wait(self, timeout: float) -> None:
-        """Until all is answered. Each reply has the whole of the time, after the last."""
-        until = self.until
+        """Until all is answered. Each reply has the whole of the time, after the last.
+
+        If this thread wakes up late, the process was busy, and so was the thread that reads: both get that time again.
+        """
+        until, was_late = self.until, False
         while True:
             left = min(until - time.monotonic(), threading.TIMEOUT_MAX)
             if self._done.acquire(timeout=left) if left > 0 else self._done.acquire(blocking=False):
                 return
+            late = time.monotonic() - until
+            if late > LATE and not was_late:
+                was_late = True
+                until += late + min(late, timeout)
+                continue
             if self._heard_at + timeout <= until:
                 return
             until = self._heard_at + timeout

@@ -24,6 +24,7 @@ from holdfast.protocol.entries import LARGEST
 from holdfast.protocol.replies import fence_error
 
 __all__ = [
+    "LATE",
     "LONGEST_REPLY",
     "MORE",
     "OVERDUE_AFTER",
@@ -63,6 +64,9 @@ MORE: Final = object()  # what a Parser returns when it needs more bytes; False 
 # Seconds for which a shared connection may owe a reply beyond its time. A server may well be slower, for once, than the
 # shortest timeout of a request.
 OVERDUE_AFTER: Final = 0.3
+# Seconds after which a timer that goes off shows that this process was busy. What it could not do meanwhile does not
+# count as the silence of the server.
+LATE: Final = 0.05
 _SHARED: Final = 4  # keys of a lock that its steps name first; any others are of one token
 
 
@@ -76,6 +80,8 @@ def pack(op: Op, *, with_source: bool = False) -> bytes:
     script, keys, args, _ = op
     if with_source:
         return _pack((b"EVAL", SCRIPTS[script].source, str(len(keys)), *keys, *args))
+    if script == "present":  # its keys are those of many locks, which would drive others out of the cache below
+        return _pack((b"EVALSHA", SCRIPTS[script].sha, str(len(keys)), *keys, *args))
     own = _pack(keys[_SHARED:] + args)
     return _opening(script, keys[:_SHARED], len(keys), len(args)) + own[own.index(b"\n") + 1 :]
 

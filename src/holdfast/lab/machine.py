@@ -351,6 +351,9 @@ class Process:
         if isinstance(effect, fx.Entrust):
             machine.book.entrust(effect.hold, machine.now())
             return machine.keep()
+        if isinstance(effect, fx.Attend):
+            machine.book.attend(effect.hold, machine.now())
+            return machine.keep()
         if isinstance(effect, fx.Tell):
             self._shielded = True  # if it cancels this very process, that is noted until the protocol is over
             for callback in (effect.hold.observer, effect.hold.notify):

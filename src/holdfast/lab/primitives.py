@@ -19,7 +19,7 @@ from holdfast.lab.faults import FAULTS, TREACHERY
 from holdfast.lab.handover import handover_config
 from holdfast.lab.latch import latch_config
 from holdfast.lab.rlock import rlock_config
-from holdfast.lab.rows import rwlock_config, semaphore_config, several_config
+from holdfast.lab.rows import crowd_config, rwlock_config, semaphore_config, several_config
 from holdfast.lab.state import Config
 from holdfast.lab.visits import AT_ONCE
 
@@ -50,6 +50,9 @@ PRIMITIVES: Final[dict[str, Primitive]] = {
     "rwlock:WRW": Primitive(partial(rwlock_config, "WRW"), ("ModeExclusion", *_ROOM)),
     "several": Primitive(partial(several_config, "ab", "ba", "b", leaves_us=AT_ONCE), _UNORDERED),
     "cohort": Primitive(partial(cohort_config, overtaking=True), _LOCK),
+    "crowd": Primitive(crowd_config, _LOCK),
+    "crowd:semaphore": Primitive(partial(crowd_config, semaphore_config, permits=1), ("PermitCount", *_ROOM)),
+    "crowd:rwlock": Primitive(partial(crowd_config, rwlock_config), ("ModeExclusion", *_ROOM)),
     "latch": Primitive(latch_config, _LATCH, (*DAILY_KINDS, "duplicate")),
     "latch:barrier": Primitive(partial(latch_config, "BBB", 3), _LATCH, (*DAILY_KINDS, "duplicate")),
     "rlock": Primitive(rlock_config, (*_LOCK, "LevelCount")),

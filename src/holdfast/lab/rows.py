@@ -5,6 +5,7 @@ A row is a lock and the bounds within which it is explored, nothing else. What c
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import cycle
 from typing import Any, Final
@@ -33,6 +34,7 @@ __all__ = [
     "ROWS",
     "QuietLease",
     "config_of",
+    "crowd_config",
     "fenced_config",
     "recipe_config",
     "rwlock_config",
@@ -176,6 +178,17 @@ def several_config(*wants: str, **bounds: Any) -> Config:
 
     bounds = {"key": keys_of("b").main, "clients": len(wants), **bounds}
     return fenced_config(cohort=0, **bounds)._replace(make_lock=make_lock, alike=len(set(wants)) == 1)
+
+
+def crowd_config(make: Callable[..., Config] | None = None, **bounds: Any) -> Config:
+    """A lock, if not otherwise said the fenced one, with a keeper that speaks for its waiters, however few they are."""
+    config = (make or fenced_config)(**bounds)
+
+    def make_lock(driver: Any) -> Any:
+        driver.board.crowd.most_alone = 0
+        return config.make_lock(driver)
+
+    return config._replace(make_lock=make_lock)
 
 
 def _room_config(wanted: dict[str, str], bounds: dict[str, Any]) -> Config:

@@ -20,11 +20,14 @@ from collections.abc import Callable
 from typing import Final
 
 from holdfast.lease import MAX_FENCE, Hold, Word
+from holdfast.protocol.asks import Asks
 from holdfast.protocol.effects import Bell
 from holdfast.protocol.keepalive import Book
 from holdfast.protocol.waiting import MUTE
 
 __all__ = ["Switchboard"]
+
+MOST_ASKS: Final = 500  # waiters' steps under way at once
 
 _PARTS: Final = 4
 _LONGEST_PAUSE_MS: Final = 500  # a waiter that paused for longer would lose its place in the queue
@@ -33,8 +36,10 @@ _LONGEST_PAUSE_MS: Final = 500  # a waiter that paused for longer would lose its
 class Switchboard:
     """Who in this process waits for word from the server. Single dict operations, so any thread may call."""
 
-    def __init__(self, book: Book, new_bell: Callable[[], Bell]) -> None:
+    def __init__(self, book: Book, new_bell: Callable[[], Bell], most_asks: int = MOST_ASKS) -> None:
         self.new_bell = new_bell
+        self.asks = Asks(most_asks, new_bell)
+        self.crowd = book.crowd
         self.channel = ""  # on which bells for this client are rung; set by its driver
         self.armed = False  # whether they are heard just now; set by its engine
         self.mute = False  # whether the server has forbidden it
@@ -60,6 +65,10 @@ class Switchboard:
             group = self.searching.setdefault(key, {})
             group[hold] = None
 
+    def is_crowded(self) -> bool:
+        """Whether there are so many waiters that the keeper speaks for them."""
+        return len(self.waiting) > self.crowd.most_alone
+
     def dismiss(self, hold: Hold) -> None:
         """It waits no longer."""
         self.waiting.pop(hold.token, None)
@@ -70,6 +79,7 @@ class Switchboard:
                 self.searching.pop(hold.keys.main, None)
                 if group:  # another thread has joined it meanwhile
                     self.searching.setdefault(hold.keys.main, group)
+        self.crowd.leave(hold)
         if self.watching:
             for key in hold.mains:
                 if self.watching.get(key) is hold:
@@ -95,10 +105,13 @@ class Switchboard:
         self._book.look_at(key)
 
     def look_again(self) -> None:
-        """The listener was away: anything may have happened meanwhile, so everybody looks."""
+        """The listener was away: anything may have happened meanwhile, so everybody looks. The keeper does for a crowd,
+        unless the client was closed."""
+        asleep = self.crowd.members if not self._book.closed else {}
         for waiter in list(self.waiting.values()):
-            if waiter.bell is not None:
+            if waiter.bell is not None and waiter.token not in asleep:
                 waiter.bell.ring()
+        self._book.look_for_crowd()
         self._book.look_at_all()
 
     def is_needed(self) -> bool:
@@ -108,6 +121,7 @@ class Switchboard:
     def forget(self) -> None:
         """In a forked child, or a new event loop: whoever waited is not here."""
         self.armed = False
+        self.asks.forget()
         self.waiting.clear()
         self.searching.clear()
         self.watching.clear()

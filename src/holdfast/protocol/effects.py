@@ -34,6 +34,7 @@ from holdfast.protocol.replies import REPLIES, Malformed
 __all__ = [
     "STOPPED",
     "Attach",
+    "Attend",
     "Bell",
     "Call",
     "CallEach",
@@ -56,6 +57,7 @@ __all__ = [
     "Wait",
     "Warn",
     "attach",
+    "attend",
     "call",
     "call_each",
     "call_on",
@@ -224,6 +226,12 @@ class Entrust(NamedTuple):
     hold: Hold
 
 
+class Attend(NamedTuple):
+    """Let the keeper show the server that this waiter is alive, and wake it when it should ask."""
+
+    hold: Hold
+
+
 class Tell(NamedTuple):
     """Let the holder know that its lease is lost."""
 
@@ -259,6 +267,7 @@ Effect: TypeAlias = (
     | NewToken
     | Caller
     | Entrust
+    | Attend
     | Tell
     | Warn
     | Attach
@@ -369,6 +378,10 @@ def caller() -> Effects[Hashable]:
 
 def entrust(hold: Hold) -> Effects[None]:
     yield Entrust(hold)
+
+
+def attend(hold: Hold) -> Effects[None]:
+    yield Attend(hold)
 
 
 def tell(hold: Hold) -> Effects[None]:

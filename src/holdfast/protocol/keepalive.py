@@ -14,7 +14,9 @@ leases are a few a second, not thousands. A round that fails is tried again unti
 error never ends the keeper.
 
 It also finishes what its callers could not: chores are holds whose key must not outlive them, abandoned again and
-again until the server has confirmed it, or until it no longer matters.
+again until the server has confirmed it, or until it no longer matters. And it speaks for waiters, where these are many:
+see presence.py. Renewals go before all of that: other work is done in batches, for a tenth of a second at a time, and
+then the keeper looks again for what is due.
 
 Clocks: as in mutex.py. The keeper being late is safe: ``held`` does not depend on it.
 """
@@ -28,6 +30,7 @@ from holdfast.lease import HELD, LOST, Hold, drift
 from holdfast.protocol import mutex
 from holdfast.protocol.effects import Bell, Effects, Step, StepFailed, call_each, clock, tell, wait
 from holdfast.protocol.lookout import Look, Lookout, Lookouts, SharedHold, look_steps, plan_looks
+from holdfast.protocol.presence import Crowd, show_presence
 from holdfast.protocol.replies import FREED, GONE
 from holdfast.protocol.retry import SHORTEST_CALL
 
@@ -37,6 +40,7 @@ LONGEST_SLEEP: Final = 60.0
 LONGEST_CALL: Final = 1.0  # a stuck connection must not keep the keeper from other leases for long
 CHORE_PAUSE: Final = 0.2
 BATCH: Final = 1000
+SLICE: Final = 0.1  # seconds of other work, before the keeper looks again which leases are due
 
 CLOSED: Final = "its client was closed"
 
@@ -54,6 +58,7 @@ class Book:
         self.holds: dict[Hold, Hold] = {}
         self.watched: dict[str, Hold] = {}  # by key: the server tells us when anybody else writes it
         self.lookouts = Lookouts(self.wake_the_keeper)  # and of which rooms it does
+        self.crowd = Crowd()  # the waiters for which the keeper speaks
         self.chores: deque[Chore] = deque()
         self.wakes_at = float("inf")  # when the keeper will look next; infinite while it is not asleep
         self.wanted_at = 0.0  # when it was last asked to; kept although that hold may be over, lest each one wakes it
@@ -111,6 +116,16 @@ class Book:
         self.chores.append(Chore(hold, now + matters))
         self.bell.ring()
 
+    def attend(self, hold: Hold, now: float) -> None:
+        """This waiter sleeps: show the server that it is alive, from now on."""
+        if self.crowd.join(hold, now):
+            self.bell.ring()
+
+    def look_for_crowd(self) -> None:
+        """Notifications may have been lost: see at once which waiters of the crowd should ask."""
+        if self.crowd.look_at_once():
+            self.bell.ring()
+
     def close(self) -> None:
         self.closed = True
         self.bell.ring()
@@ -124,6 +139,7 @@ class Book:
         self.holds.clear()
         self.watched.clear()
         self.lookouts.rooms.clear()
+        self.crowd.forget()
         self.chores.clear()
 
 
@@ -194,19 +210,24 @@ def keep(book: Book) -> Effects[None]:
         for hold in todo.over:
             if hold.lose(hold.why_over()):
                 yield from tell(hold)
-        chores = _take_chores(book, now)
         if not closing and todo.due:
             yield from _renew(book, todo, now)
         candidates = list(book.holds.values()) if book.lookouts.in_use else []
         looks, look_at = plan_looks(candidates, book.lookouts, now)
         if not closing and looks:
             yield from _look(book, looks)
-        if chores:
-            yield from _do_chores(book, chores)
+        slice_ends = float("inf") if closing else min(todo.wakes_at, now + SLICE)
+        busy = bool(book.chores) and (yield from _do_chores(book, slice_ends))
         if closing:
             return
-        if not todo.due and not looks:
-            wakes_at = min(todo.wakes_at, look_at)
+        crowd = book.crowd
+        if crowd.is_due(now):
+            # As in _look: it must leave time for renewals.
+            timeout = min(LONGEST_CALL, max(SHORTEST_CALL, (todo.first_deadline - now) / 3))
+            yield from show_presence(crowd, slice_ends, timeout)
+            busy = busy or crowd.is_due(now)
+        if not todo.due and not looks and not busy:
+            wakes_at = min(todo.wakes_at, look_at, crowd.due_at)
             if book.chores:
                 wakes_at = min(wakes_at, now + CHORE_PAUSE)
             book.wakes_at = min(wakes_at, book.wanted_at) if book.wanted_at > now else wakes_at
@@ -269,19 +290,23 @@ def _look(book: Book, looks: list[Look]) -> Effects[None]:
                     yield from tell(hold)
 
 
-def _take_chores(book: Book, now: float) -> list[Chore]:
-    chores = []
-    while book.chores:
-        chore = book.chores.popleft()
-        if now < chore.until:
-            chores.append(chore)
-    return chores
+def _do_chores(book: Book, until: float) -> Effects[bool]:
+    """Abandon what is left to do, in batches, until that time; whether to go on at once after a look at the leases.
 
-
-def _do_chores(book: Book, chores: list[Chore]) -> Effects[None]:
-    steps: list[Step] = [mutex.abandon_step(chore.hold) for chore in chores]
-    replies = yield from call_each(steps, LONGEST_CALL)
-    for chore, step, reply in zip(chores, steps, replies, strict=True):
-        if isinstance(reply, StepFailed) or not reply.buried:
-            book.chores.append(chore)
-        book.lookouts.stir(step.keys[0])  # it was we who wrote there, and a watch has ended by that
+    Each chore has one try: what fails is tried again after a pause.
+    """
+    for start in range(0, len(book.chores), BATCH):
+        now = yield from clock()
+        if start and now >= until:  # but one batch in each round, however long the renewals take
+            return True
+        chores = [book.chores.popleft() for _ in range(min(BATCH, len(book.chores)))]
+        chores = [chore for chore in chores if now < chore.until]
+        steps: list[Step] = [mutex.abandon_step(chore.hold) for chore in chores]
+        replies = (yield from call_each(steps, LONGEST_CALL)) if steps else []
+        for chore, step, reply in zip(chores, steps, replies, strict=True):
+            if isinstance(reply, StepFailed) or not reply.buried:
+                book.chores.append(chore)
+            book.lookouts.stir(step.keys[0])  # it was we who wrote there, and a watch has ended by that
+        if replies and isinstance(replies[-1], StepFailed):
+            return False  # the other batches would have no answer, either
+    return False

@@ -58,6 +58,7 @@ class _Several:
     """The steps of a lock on several names."""
 
     watches = True
+    attended = False  # a waiter may have places in several queues
 
     def acquire_step(self, hold: MultiHold, channel: str, watch: bool) -> Step:
         ttl, retention, _ = hold.terms.said

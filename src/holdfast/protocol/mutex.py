@@ -40,7 +40,8 @@ from holdfast.errors import (
 )
 from holdfast.holder import is_foreign
 from holdfast.lease import ENDED, TRYING, Hold
-from holdfast.protocol.effects import STOPPED, Effects, Step, StepFailed, call, clock, entrust, tell
+from holdfast.protocol.effects import STOPPED, Effects, Step, StepFailed, attend, call, clock, entrust, tell
+from holdfast.protocol.presence import rest_of
 from holdfast.protocol.replies import FREED, GONE, TAKEN, Abandoned, Cleaned, Granted, Refused, WrongKind
 from holdfast.protocol.retry import Tries, first_timeout, outage, until_answered
 from holdfast.protocol.waiting import MUTE, REFRESH, Pause, Waiter, pause_for
@@ -77,10 +78,11 @@ class Kind(Protocol):
     """Another kind of lock, which is acquired, kept and given back as the mutex is, by steps of its own.
 
     They answer as the mutex's do (see replies.py). Where that kind is not watched (``watches``), the loss of a key is
-    found out by the next renewal.
+    found out by the next renewal. Where it is ``attended``, the keeper can show the presence of its waiters.
     """
 
     watches: bool
+    attended: bool  # the present step knows its queue
 
     def acquire_step(self, hold: Any, channel: str, watch: bool) -> Step: ...
     def release_step(self, hold: Any) -> Step: ...
@@ -138,16 +140,26 @@ def acquire(hold: Hold, now: float, until: float, answer_by: float, board: Switc
     raised. If it was not granted, something may be left on the server: see ``is_settled``.
     """
     patient = until > now
-    channel = board.enlist(hold) if patient else ""
+    channel = ""
+    asks, started = board.asks, now
     found: bool | Pause | StepFailed
     try:
         try:
+            if patient:
+                if asks.is_full():
+                    now = yield from asks.wait_for_turn(hold, until)
+                    if now >= until:
+                        raise asks.too_busy(now - started)
+                asks.begin(hold)
+                channel = board.enlist(hold)
             # Most locks are free, so nothing is prepared for waiting before this (``make bench``: uncontended).
             found = yield from _ask(hold, board, channel, now, first_timeout(hold.terms, answer_by - now), 0, patient)
             if found is True:
                 return True
         except StepFailed as failed:
             found = failed
+        finally:
+            asks.end(hold)
         tries = Tries(hold.terms, now, answer_by, jitter=hold.token)
         waiter = Waiter("lock", hold, board, tries, until)
 
@@ -157,10 +169,11 @@ def acquire(hold: Hold, now: float, until: float, answer_by: float, board: Switc
         return bool((yield from waiter.run(ask, found, channel)))
     except StepFailed as failed:
         hold.unheard = failed.silent
-        raise outage(failed, f"lock {hold.name!r}", (yield from clock()) - now) from failed.__cause__
+        raise outage(failed, f"lock {hold.name!r}", (yield from clock()) - started) from failed.__cause__
     finally:
         found = False  # which may be an error, and keep alive the frames that it went through
         if board.waiting or board.watching:
+            hold.crowded = board.is_crowded()
             board.dismiss(hold)
 
 
@@ -171,7 +184,13 @@ def _ask(  # noqa: PLR0917 (a dictionary of keywords would cost as much as half 
     before = hold.outcome
     watches = hold.kind is None or hold.kind.watches
     watched = ""
-    if watches and type(before) is Refused and before.first and channel not in ("", MUTE):
+    if (
+        watches
+        and type(before) is Refused
+        and before.first
+        and channel not in ("", MUTE)
+        and not _is_crowded(hold, board)
+    ):
         watched = before.key or hold.keys.main
         board.watching[watched] = hold
     doubtful, hold.doubtful = hold.doubtful, True  # from here until the reply
@@ -208,13 +227,23 @@ def _ask(  # noqa: PLR0917 (a dictionary of keywords would cost as much as half 
     hold.queued = hold.queued or channel != ""
     if channel in ("", MUTE):
         pause = pause_for(hold.token, channel, attempt, reply.left_ms)
+    elif (crowded := _is_crowded(hold, board)) and not (
+        reply.first and (hold.kind is not None or 0 <= reply.left_ms < 2000 * REFRESH)
+    ):
+        pause = rest_of(hold)
+        yield from attend(hold)
     elif not reply.first:
         pause = REFRESH  # the first in the queue sees when the lease ends
     else:
         pause = pause_for(hold.token, channel, attempt, reply.left_ms)
-        if watches and watched != (reply.key or hold.keys.main):
+        if watches and not crowded and watched != (reply.key or hold.keys.main):
             pause = 0.0 if hold.kind is None and _is_polled(reply) else min(pause, WATCH_AFTER)
     return Pause(pause)
+
+
+def _is_crowded(hold: Hold, board: Switchboard) -> bool:
+    """Whether the keeper speaks for this waiter: then the key is not watched for it."""
+    return board.is_crowded() and (hold.kind is None or hold.kind.attended)
 
 
 def _is_polled(refused: Refused) -> bool:
@@ -227,7 +256,8 @@ def settle(hold: Hold) -> Effects[None]:
     hold.phase = ENDED
     buried = 0
     try:
-        if not hold.unheard:  # else this would be, as well, and the caller's patience is over
+        # A silent server would be silent again; and of very many waiters that give up together, each returns first.
+        if not hold.unheard and not hold.crowded:
             _, buried = yield from call(abandon_step(hold), GRACE, shielded=True)
         if not buried:
             yield from entrust(hold)

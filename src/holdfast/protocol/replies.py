@@ -189,6 +189,12 @@ def _parts(reply: object, *lengths: int) -> list[Any]:
     return reply
 
 
+def _parts_from(reply: object, least: int) -> list[Any]:
+    if type(reply) is not list or len(reply) < least:
+        raise Malformed
+    return reply
+
+
 def _acquire(reply: object) -> Granted | Refused | Abandoned | WrongKind:
     if type(reply) is bytes:
         granted: Granted = _make(Granted, (_fence(reply), -1))
@@ -262,6 +268,12 @@ def _latch(reply: object) -> Remaining | OtherCount | WrongKind:
     return Remaining(left) if left >= 0 else OtherCount(_whole(more, 0))
 
 
+def _present(reply: object) -> list[int]:
+    """The server's time, and for each waiter whether it should ask."""
+    now_us, *codes = _parts_from(reply, 1)
+    return [_whole(now_us, 1), *map(_yes_or_no, codes)]
+
+
 def _leading(reply: object) -> Leading:
     token, fence, kind = _parts(reply, 3)
     return Leading(_bytes_or_none(token), None if fence is None else _fence(fence), "" if kind is None else _text(kind))
@@ -297,6 +309,7 @@ REPLIES: Final[dict[str, Reply]] = {
     **dict.fromkeys(("hand_over", "room_hand_over", "multi_hand_over"), _found),
     **dict.fromkeys(("abandon", "room_abandon", "multi_abandon"), _cleaned),
     **dict.fromkeys(("latch_look", "latch_count_down"), _latch),
+    "present": _present,
     "room_find": _all_yes_or_no,
     "room_look": _inside,
     "election_leader": _leading,

@@ -52,6 +52,7 @@ class _Room:
     """The steps of a room."""
 
     watches = False  # by these steps, that is
+    attended = True
 
     def acquire_step(self, hold: RoomHold, channel: str, watch: bool) -> Step:
         keys, token = hold.keys, hold.token

@@ -9,6 +9,8 @@ cannot pass.
 Atomic: each step that is sent. The subscriber is started after the first refusal, and the step is sent once more before
 the first wait, because what is waited for may have happened before the server could notify us.
 
+Many waiters of one client take turns at asking (asks.py), and let the keeper show that they are alive (presence.py).
+
 Locks, latches and cached values wait by this one loop; what they ask, and what an answer means, is their own.
 """
 
@@ -20,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from holdfast.errors import rounded
 from holdfast.lease import HELD, Hold
 from holdfast.protocol.effects import Effects, StepFailed, clock, listen, wait, warn
-from holdfast.protocol.retry import Tries, backoff
+from holdfast.protocol.retry import SHORTEST_CALL, Tries, backoff
 
 if TYPE_CHECKING:
     from holdfast.protocol.bells import Switchboard
@@ -35,6 +37,7 @@ _FIRST_WARNING: Final = 1.0  # seconds between two warnings, doubled each time
 _RAREST_WARNING: Final = 60.0
 _SUBSCRIBE_AGAIN: Final = 0.25  # seconds until the next attempt to subscribe; doubled each time
 _RAREST_ATTEMPT: Final = 4.0
+_NEVER: Final = float("inf")
 _SOON_OVER: Final = 10.0  # a wait that ends within this says nothing before its end
 
 
@@ -57,6 +60,7 @@ class Waiter:
     unsubscribed = False  # we could not subscribe just now, and poll
     _subscribe_at = 0.0  # when to try again
     _subscribe_pause = _SUBSCRIBE_AGAIN
+    answered = False  # the server has answered it at least once
     _warned_at = float("-inf")
     _warn_after = 0.0
 
@@ -86,16 +90,19 @@ class Waiter:
         It is True if a notification has granted the hold. StepFailed, if the last step was not answered. ``found`` is
         what a first ask on that channel has brought before, a Pause or a StepFailed.
         """
-        tries = self.tries
+        tries, hold = self.tries, self.hold
         now = tries.started
         try:
             while True:
                 if found is None:
-                    channel = (
-                        (self.board.enlist(self.hold) or (MUTE if self.unsubscribed else "")) if self.patient else ""
-                    )
+                    if self.patient and self.board.asks.is_full():
+                        now = yield from self._wait_for_turn()
+                        if hold.phase is HELD:
+                            return True
+                        if now >= self.until and self.answered and not self.asks_last:
+                            return None
                     try:
-                        found = yield from ask(self, channel, now, tries.timeout(now))
+                        found, channel = yield from self._ask(ask, now)
                     except StepFailed as failed:
                         found = failed
                 if isinstance(found, StepFailed):
@@ -108,6 +115,7 @@ class Waiter:
                         now = yield from self.sleep(now + pause)
                 else:
                     tries.answered()
+                    self.answered = True
                     if type(found) is not Pause:
                         return found
                     now = yield from clock()
@@ -117,15 +125,48 @@ class Waiter:
                         yield from self._subscribe(now)
                         now = yield from clock()
                     else:
+                        spoken_for = hold.token in self.board.crowd.members
                         now = yield from self.sleep(min(self.until, now + found.seconds))
-                        if now >= self.until and self.hold.phase is not HELD and not self.asks_last and channel != MUTE:
+                        if now >= self.until and hold.phase is not HELD and not self.asks_last and channel != MUTE:
+                            if spoken_for:
+                                self.board.crowd.check()
                             return None
-                if self.hold.phase is HELD:
+                if hold.phase is HELD:
                     return True
                 found = None
                 self.attempt += 1
         finally:
             found = None  # which may be an error, and keep alive the frames that it went through
+
+    def _ask(self, ask: Callable[[Waiter, str, float, float], Effects[Any]], now: float) -> Effects[tuple[Any, str]]:
+        """What it brings, and on which channel it was asked. The turn to ask may have come too late."""
+        hold, board, channel, longest = self.hold, self.board, "", _NEVER
+        if self.patient:
+            if now >= self.until and not self.answered and not self.asks_last:
+                raise board.asks.too_busy(now - self.tries.started)
+            board.asks.begin(hold)
+            channel = board.enlist(hold) or (MUTE if self.unsubscribed else "")
+            longest = max(SHORTEST_CALL, self.until - now)
+        try:
+            found = yield from ask(self, channel, now, min(self.tries.timeout(now), longest))
+        except StepFailed as failed:
+            board.asks.outage = failed.with_traceback(None)
+            raise
+        finally:
+            board.asks.end(hold)
+        board.asks.outage = None
+        return found, channel
+
+    def _wait_for_turn(self) -> Effects[float]:
+        """Many waiters want to ask: wait until this one may, is granted the lock, or its time is over."""
+        hold, asks = self.hold, self.board.asks
+        while True:
+            now = yield from asks.wait_for_turn(hold, self.until)
+            if hold.word is None or hold in asks.under_way:
+                return now
+            now = yield from self.sleep(now)  # notified before it could ask
+            if hold.phase is HELD or now >= self.until:
+                return now
 
     def _subscribe(self, now: float) -> Effects[None]:
         """Start the client's subscriber; if that fails for now (a cut connection, none left), poll, and try again."""
@@ -148,6 +189,9 @@ class Waiter:
             hold.bell = self.board.new_bell()
         now = (yield from wait(hold.bell, until)) if hold.word is None else (yield from clock())
         hold.bell.clear()
+        self.board.crowd.leave(hold)
+        if hold.seen[1] > hold.asked[1]:
+            hold.asked = hold.seen
         word, hold.word = hold.word, None
         if word is not None and word.fence:
             if hold.rung(word, now):  # else it was long under way: ask whether the lock is still ours
