@@ -779,3 +779,32 @@ def test_ctrl_c_in_a_pipeline_is_passed_on(server, screen):
     terminal.type("\x03")
     terminal.type("\n")
     eventually(lambda: not server.client().exists("job"))
+
+
+# No thread can be started ------------------------------------------------------------------------------------
+
+# A stack that no machine can map, so pthread_create fails as it does at a limit of threads.
+WITHOUT_THREADS = "import threading; threading.stack_size(1 << 46); from holdfast.cli import main; main()"
+
+
+def run_without_threads(server, *args):
+    return subprocess.run(
+        [sys.executable, "-c", WITHOUT_THREADS, "run", "--url", server.url, *args],
+        capture_output=True,
+        text=True,
+        env=environment(),
+        timeout=PATIENCE_S,
+    )
+
+
+@pytest.mark.parametrize("wait", [(), ("--wait", "10"), ("--wait", "0")], ids=["for ever", "for a while", "not at all"])
+def test_the_command_runs_although_no_thread_can_be_started(server, wait):
+    """The thread that would say that it waits, and the one that writes to stderr, can be done without."""
+    done = run_without_threads(server, *wait, "job", "--", "sh", "-c", "echo ran; exit 3")
+    assert (done.returncode, done.stdout, done.stderr) == (3, "ran\n", "")
+    assert server.client().exists("job") == 0
+
+
+def test_a_lease_that_no_thread_renews_ends_the_command(server):
+    done = run_without_threads(server, "--ttl", "1", "job", "--", "sleep", "60")
+    assert done.returncode == 76

@@ -180,7 +180,10 @@ class Run:
             return lock.acquire(blocking=False)
         telling = threading.Timer(SAY_AFTER_S, self._say_that_it_waits, (left,))
         telling.daemon = True
-        telling.start()
+        try:
+            telling.start()
+        except RuntimeError:
+            pass  # no thread can be started: the lock matters more than the message
         try:
             return lock.acquire(timeout=-1 if left is None else left)
         finally:
