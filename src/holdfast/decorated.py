@@ -8,14 +8,16 @@ To a type checker it has the arguments of the function, and what the function re
 
 from __future__ import annotations
 
+import gc
 import inspect
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from enum import Enum
 from functools import update_wrapper
 from types import MethodType
 from typing import Any, Final, Literal, TypedDict
+from weakref import WeakSet
 
 from holdfast.errors import InvalidConfig
 from holdfast.lease import BaseLease
@@ -36,6 +38,7 @@ __all__ = [
 ]
 
 _BUSY: Final = ("raise", "skip", "wait")
+_caching: Final[WeakSet[Any]] = WeakSet()  # clients of this process that have decorated a function
 _lease: Final[ContextVar[BaseLease | None]] = ContextVar("holdfast.current_lease", default=None)
 
 
@@ -95,7 +98,7 @@ class BaseCached:
     __qualname__: str
 
     def __init__(self, client: Any, function: Callable[..., Any], template: Template, policy: Policy) -> None:
-        _refuse_shared(client._cached, template.pattern, function)
+        _refuse_shared(client, template.pattern, function)
         self._client = client
         self._function = function
         self._template = template
@@ -148,19 +151,40 @@ def refuse_bare(name: object, use: str) -> None:
         )
 
 
-def _refuse_shared(known: MutableMapping[str, Any], pattern: str, function: Callable[..., Any]) -> None:
+def _refuse_shared(client: Any, pattern: str, function: Callable[..., Any]) -> None:
     """Two functions whose values have the same keys would return each other's results; said when the second is
-    decorated. A function that is decorated again (a reloaded module, a factory) is the same one."""
-    first = known.get(pattern)
-    if first is not None and first is not function and _full_name(first) != _full_name(function):
+    decorated, by this client or another of this process. A function that is decorated again (a reloaded module, a
+    factory) is the same one."""
+    if _find_other(client, pattern, function) is not None:
+        gc.collect()  # its client, or the function itself, may be garbage
+    first = _find_other(client, pattern, function)
+    if first is not None:
         raise InvalidConfig(
             f"cached({pattern!r:.80}) of {_full_name(function):.100}",
             f"{_full_name(first):.100} has this template: they would return each other's values. Give each its own",
         )
+    _caching.add(client)
     try:
-        known[pattern] = function
+        client._cached[pattern] = function
     except TypeError:
         pass  # no weak references to it: it is not remembered
+
+
+def _find_other(client: Any, pattern: str, function: Callable[..., Any]) -> Any:
+    """Another function of this process whose values would have the same keys; None if there is none."""
+    for one in [client, *_caching]:
+        first = one._cached.get(pattern) if _is_same_place(one, client) else None
+        if first is not None and first is not function and _full_name(first) != _full_name(function):
+            return first
+    return None
+
+
+def _is_same_place(one: Any, other: Any) -> bool:
+    """Whether the values of these clients have the same keys on the same server."""
+    ours, theirs = one._driver, other._driver
+    return one is other or (
+        (ours.address, one._namespace) == (theirs.address, other._namespace) and not ours.book.closed
+    )
 
 
 def _full_name(function: Any) -> str:

@@ -378,23 +378,43 @@ def stock(item: str) -> int:
     return 2
 
 
+OWN = "redis://127.0.0.1:1/9"  # a database that no other test names: templates are compared within a process
+
+
 @FACES
 def test_two_functions_with_one_template_are_refused(connect: Any) -> None:
-    client = connect("redis://127.0.0.1:1/0")
+    client = connect(OWN)
     kept = client.cached("item:{item}")(price)
     with pytest.raises(holdfast.InvalidConfig) as refused:
         client.cached("item:{item}")(stock)
     for part in ("item:{item}", "test_templates.price", "test_templates.stock", "its own"):
         assert part in str(refused.value)
     client.cached("stock:{item}")(stock)
-    connect("redis://127.0.0.1:2/0").cached("item:{item}")(stock)
-    connect("redis://127.0.0.1:1/0", namespace="shop:").cached("item:{item}")(stock)
+    connect("redis://127.0.0.1:1/8").cached("item:{item}")(stock)
+    connect(OWN, namespace="shop:").cached("item:{item}")(stock)
     assert kept.key("tea") == "item:tea"
+
+
+@pytest.mark.parametrize("other", [holdfast.connect, holdfast.aio.connect], ids=["blocking", "asyncio"])
+@FACES
+def test_two_functions_with_one_template_are_refused_by_two_clients_of_one_process(connect: Any, other: Any) -> None:
+    first, second = connect(OWN), other(OWN)
+    first.cached("item:{item}")(price)
+    with pytest.raises(holdfast.InvalidConfig, match="price has this template"):
+        second.cached("item:{item}")(stock)
+    second.cached("item:{item}")(price)
+
+
+def test_a_closed_client_keeps_no_template() -> None:
+    with holdfast.connect(OWN) as first:
+        first.cached("item:{item}")(price)
+    with holdfast.connect(OWN) as second:
+        second.cached("item:{item}")(stock)
 
 
 @FACES
 def test_a_function_may_be_decorated_again(connect: Any) -> None:
-    client = connect("redis://127.0.0.1:1/0")
+    client = connect(OWN)
 
     def make() -> Any:
         @client.cached("item:{item}")  # type: ignore[untyped-decorator]
@@ -411,7 +431,7 @@ def test_a_function_may_be_decorated_again(connect: Any) -> None:
 
 @FACES
 def test_a_template_is_free_when_its_function_is_gone(connect: Any) -> None:
-    client = connect("redis://127.0.0.1:1/0")
+    client = connect(OWN)
 
     def load(item: str) -> int:
         return 1
