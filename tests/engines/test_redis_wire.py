@@ -242,16 +242,16 @@ def test_a_timeout_that_passed_while_the_process_was_busy_is_not_the_servers_sil
     wire.call(echo("there"), LONG)
     (before,) = wires_of(admin)
     replies: list[Any] = []
-    for _ in range(6):  # the thread that waits and the thread that reads wake up in any order
-        asking = threading.Thread(target=lambda: replies.extend(wire.call_each([late(0.1)], 0.5)))
+    for _ in range(16):  # the thread that waits and the thread that reads wake up in any order
+        asking = threading.Thread(target=lambda: replies.extend(wire.call_each([late(0.1)], 0.3)))
         asking.start()
         time.sleep(0.05)  # it was sent
         with one_thread_at_a_time():
-            until = time.monotonic() + 1.0
+            until = time.monotonic() + 0.6
             while time.monotonic() < until:
                 pass
         asking.join()
-    assert replies == [None] * 6
+    assert replies == [None] * 16
     (after,) = wires_of(admin)
     assert after["id"] == before["id"]
 
