@@ -115,6 +115,16 @@ def test_a_server_without_scripts(connect: Any, renamed: tuple[str, ...]) -> Non
 NOSCRIPT = instead(b"-NOSCRIPT No matching script\r\n")
 
 
+def test_an_answer_with_control_characters(connect: Any, proxy: Proxy) -> None:
+    """A log or a traceback shows them: a terminal must not obey them, and a line of it stays a line."""
+    proxy.on("*", instead(b"-\x1b[31mSTOP" + 500 * b"\x07" + b" now\r\n"), times=500)
+    with pytest.raises(holdfast.Unavailable) as caught:
+        connect(proxy.url, timeout=1.0).lock("x").acquire(blocking=False)
+    assert "it answered \\x1b[31mSTOP\\x07" in str(caught.value)
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 200
+
+
 def test_a_server_that_keeps_no_script(connect: Any, proxy: Proxy) -> None:
     """As some proxies do. The source of the script is sent once, and not for ever."""
     proxy.on("acquire", NOSCRIPT, times=100_000)

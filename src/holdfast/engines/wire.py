@@ -17,7 +17,7 @@ from typing import Any, Final
 import hiredis
 import redis.exceptions
 
-from holdfast.errors import HoldfastError, Unavailable, Unsupported, rounded
+from holdfast.errors import HoldfastError, Unavailable, Unsupported, printable, rounded
 from holdfast.lua import SCRIPTS
 from holdfast.protocol.effects import Command, Step, StepFailed
 from holdfast.protocol.entries import LARGEST
@@ -199,7 +199,7 @@ def refusal(reply: Exception, address: str, op: Op | None = None, *, served: boo
             "choose another name, or a namespace (Redisson keeps its locks in hashes, for one)",
         )
         return _failed(error, reply, sent=False, retry=False)
-    what, advice = _PASSING.get(code) or _LASTING.get(code) or (f"it answered {code}", "See the cause")
+    what, advice = _PASSING.get(code) or _LASTING.get(code) or (f"it answered {printable(code):.60}", "See the cause")
     if code == "NOPERM":
         what, advice = _explain_noperm(text, op, what, advice)
     # An answer that we do not know may come from the middle of a script, so what was written before it counts.
