@@ -102,6 +102,31 @@ def test_a_lock_on_several_names_does_not_overtake_the_waiter_behind_them() -> N
     assert waiter.outcome().fence > held.outcome().fence
 
 
+POOLS: dict[str, Any] = {
+    "semaphore": lambda client: client.semaphore("a", 1, ttl=TTL),
+    "writer": lambda client: client.rwlock("a", ttl=TTL).write,
+}
+
+
+@pytest.mark.parametrize("kind", POOLS)
+def test_a_killed_client_with_forty_waiters_does_not_delay_the_next_one_at_a_pool(kind: str) -> None:
+    play = Play(seed=1)
+    holder, crowd, follower = play.client("holder"), play.client("crowd"), play.client("follower")
+    pool = POOLS[kind]
+    held = play.start(holder, pool(holder).acquire())
+    play.run(0.01)
+    for _ in range(40):
+        play.start(crowd, pool(crowd).acquire())
+    play.run(0.1)
+    waiter = play.start(follower, pool(follower).acquire())
+    play.run(0.1)
+    assert play.world.store.execute("ZCARD", QUEUE) == 42, "and the entry that stands for the pool"
+    crowd._driver.crash()  # type: ignore[attr-defined]
+    play.start(holder, held.outcome().release())
+    play.run(0.01)
+    assert waiter.done
+
+
 def test_a_killed_client_with_forty_waiters_does_not_delay_the_next_one() -> None:
     play = Play(seed=1)
     holder, crowd, follower = play.client("holder"), play.client("crowd"), play.client("follower")

@@ -85,17 +85,19 @@ end
 -- known gets a short reservation, and its own next acquire makes it a grant.
 -- With ``me``, who asks just now: whether it is its turn, and it fits; and whether nobody is in front of it.
 local function let_in(me, wanted)
-  for _ = 1, 8 do
-    local moved = false
-    for _, token in ipairs(redis.call('ZRANGE', KEYS[3], 0, 15)) do
+  local kept = 0 -- passed over: they stay in the queue
+  while searched < MAX_SEARCHED do
+    local tokens = redis.call('ZRANGE', KEYS[3], kept, kept + CHUNK - 1)
+    searched = searched + #tokens
+    for _, token in ipairs(tokens) do
       local entry = redis.call('HGET', KEYS[4], token)
       local ttl_ms, retention_ms, wants, channel = string.match(entry or '', '^%d+ (%d+) (%d+) (%a%w*) (.+)$')
       if token == me then
         return fits(wanted), true
       elseif token == '' then -- no waiter
+        kept = kept + 1
       elseif not channel or not is_present(entry) then
         strike_off(token)
-        moved = true
       else
         local state = listeners(channel)
         if state ~= ABSENT and not fits(wants) then
@@ -111,20 +113,20 @@ local function let_in(me, wanted)
           last = mint(last, '1', retention_ms)
           strike_off(token)
           notify_grant(channel, token, last, seat(token, wants, ttl_ms))
-          moved = true
         elseif state == UNKNOWN then
           strike_off(token)
           seat(token, wants, reservation_ms(ttl_ms))
           notify_ask(channel, token, 0)
-          moved = true
+        else
+          kept = kept + 1
         end
       end
     end
-    if not moved then
+    if #tokens < CHUNK then
       return me and fits(wanted), true
     end
   end
-  return false, false -- more of them than one step should let in: the next one goes on
+  return false, false -- more of them than one step should look at: the next one goes on
 end
 
 -- Nobody is inside and nobody waits: the name may be any kind of lock.
