@@ -111,6 +111,7 @@ class Hold:
     # While it waits.
     bell: Bell | None = None
     word: Word | None = None  # what the server's bell said last
+    ask_within = _NEVER  # seconds until its next step, whatever the last one has brought
     asked = (0.0, 0)  # our time before, and the server's time at, the last step that it answered
     seen = (0.0, 0)  # the same for the last step by which the keeper has shown its presence
     crowded = False  # it waited as one of very many: the keeper cleans up after it

@@ -39,6 +39,7 @@ from holdfast.protocol.lock import BaseLock, held_by, weakly
 __all__ = ["MOST_NAMES", "BaseMultiLock", "MultiHold", "together"]
 
 MOST_NAMES: Final = 32
+PATIENCE_US: Final = 100_000  # of waiting at one name; must match lua/multi_acquire.lua
 
 L = TypeVar("L", bound=BaseLease)
 
@@ -62,7 +63,7 @@ class _Several:
 
     def acquire_step(self, hold: MultiHold, channel: str, watch: bool) -> Step:
         ttl, retention, _ = hold.terms.said
-        args = hold.token, ttl, retention, "0", channel, str(hold.since_us)
+        args = hold.token, ttl, retention, "1", channel, str(hold.since_us)
         return Step("multi_acquire", _groups(hold), args, watch)
 
     def release_step(self, hold: MultiHold) -> Step:
@@ -123,8 +124,14 @@ class MultiHold(Hold):
         self._asked = when
         self.since_us = self.since_us or when[1]
 
+    @property
+    def ask_within(self) -> float:
+        """Until PATIENCE is over: then its next step takes a place in the queues of all names."""
+        left_us = PATIENCE_US - (self.asked[1] - self.since_us)
+        return (left_us + 1000) / 1e6 if left_us > 0 else super().ask_within
+
     def rung(self, word: Word, now: float) -> bool:
-        """One name was granted; all of them have to be asked for."""
+        """One name is kept for it; all of them have to be asked for."""
         return False
 
     def follow(self, other: Hold) -> None:
