@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.lab.check import CHECKS
 from holdfast.lab.explorer import Explorer
-from holdfast.lab.rows import several_config
+from holdfast.lab.several import several_config
 from holdfast.protocol.bells import Switchboard
 from tests.lab.mutations import in_python, in_step, plant
 
