@@ -167,8 +167,17 @@ class Beside(NamedTuple):
     singles: float  # grants of the others, per second
 
 
-def hold_again_and_again(url: str, names: tuple[str, ...], pause: float, seconds: float, start: Any, told: Any) -> None:
-    """One process."""
+class Shift(NamedTuple):
+    """What one process does."""
+
+    url: str
+    names: tuple[str, ...]
+    pause: float  # between two holds
+    seconds: float
+
+
+def hold_again_and_again(shift: Shift, start: Any, told: Any) -> None:
+    url, names, pause, seconds = shift
     waits: list[float] = []
     with holdfast.connect(url) as client:
         lock = client.lock(*names)
@@ -196,7 +205,9 @@ def play_beside(server: Server, seconds: float, pause: float, *, with_basket: bo
     wanted = [(name,) for name in PAIR for _ in range(LOCKERS)] + ([PAIR] if with_basket else [])
     start, told = context.Barrier(len(wanted), timeout=60), context.Queue()
     processes = [
-        context.Process(target=hold_again_and_again, args=(server.url, names, pause, seconds, start, told), daemon=True)
+        context.Process(
+            target=hold_again_and_again, args=(Shift(server.url, names, pause, seconds), start, told), daemon=True
+        )
         for names in wanted
     ]
     for process in processes:

@@ -111,7 +111,6 @@ class Hold:
     # While it waits.
     bell: Bell | None = None
     word: Word | None = None  # what the server's bell said last
-    ask_within = _NEVER  # seconds until its next step, whatever the last one has brought
     asked = (0.0, 0)  # our time before, and the server's time at, the last step that it answered
     seen = (0.0, 0)  # the same for the last step by which the keeper has shown its presence
     crowded = False  # it waited as one of very many: the keeper cleans up after it
@@ -174,6 +173,15 @@ class Hold:
     @property
     def mains(self) -> tuple[str, ...]:
         return (self.keys.main,)
+
+    @property
+    def ask_within(self) -> float:
+        """Seconds after a refusal until its next step, at the latest."""
+        return _NEVER
+
+    def name_of(self, main: str) -> str:
+        """The name whose key that is."""
+        return dict(zip(self.mains, self.names, strict=True)).get(main, "")
 
     def grant(self, fence: int, asked_at: float) -> None:
         """The server gave it to us, on a request sent at that time."""

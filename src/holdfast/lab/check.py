@@ -37,7 +37,19 @@ from typing import Final, NamedTuple
 
 from holdfast.lab.trace import BROKEN, HOLDS, UNKNOWN, Verdict
 
-__all__ = ["CHECKS", "INVARIANTS", "MEANING", "PASSED", "ROOM_CHECKS", "Check", "Event", "History", "Report", "beside", "check"]
+__all__ = [
+    "CHECKS",
+    "INVARIANTS",
+    "MEANING",
+    "PASSED",
+    "ROOM_CHECKS",
+    "Check",
+    "Event",
+    "History",
+    "Report",
+    "beside",
+    "check",
+]
 
 
 class Event(NamedTuple):

@@ -34,7 +34,7 @@ _LOCK: Final = tuple(CHECKS)
 _ROOM: Final = ("NoFalseHold", "NoOrphan", "NoLostWakeup", "FenceMonotone", "AcquireTotality")
 # Who is refused by another name waits there instead; and who has a ticket is served before those who wait.
 _UNORDERED: Final = tuple(name for name in CHECKS if name != "Fifo")
-# Not all clients want the same name, so two may hold a lock at once, and the fences of their names have no common order.
+# Not all clients want the same name: two may hold a lock at once, and fences of different names have no common order.
 _NAMES: Final = (*SEVERAL_PROMISES, "NoFalseHold", "NoOrphan", "NoLostWakeup", "AcquireTotality")
 _FAILING_CACHE: Final = (*CACHE_PROMISES, "NoOrphan", "NoLostWakeup", "AcquireTotality")
 _CACHE: Final = tuple(name for name in _FAILING_CACHE if name != "FailureShared")

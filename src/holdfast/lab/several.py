@@ -1,9 +1,8 @@
 """Locks on several names as rows of a search: each client wants names of its own, a letter each.
 
-A name is *kept* for a waiter whose token is in the key and in the queue of that name. A kept name is nobody's: no client
-relies on it. What the search sees beside the invariants of every lock is looked up in the store, after each step: whether
-a client holds some of its names only, and whether a client was served before another that stands in all its queues and
-arrived earlier.
+A name is *kept* for a waiter whose token is in the key and in the queue of that name; no client relies on a kept name.
+Beside the invariants of every lock, the search looks into the store after each step: whether a client holds some of its
+names only, and whether one was served before another that stands in all its queues and arrived earlier.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from dataclasses import replace
 from itertools import cycle
 from typing import Any, Final
 
-from holdfast.lab.check import Check, Event, History, Report, beside
+from holdfast.lab.check import Check, History, Report, beside
 from holdfast.lab.rows import LAB_TERMS, QuietLease, fenced_config
 from holdfast.lab.site import Site
 from holdfast.lab.state import Config, State
@@ -91,7 +90,12 @@ class NamesView:
         arrived = queue.get(token, float("inf"))
         for other, score in queue.items():
             everywhere = all(self._queue(before, name).get(other) == score for name in self._wants_of(other))
-            if everywhere and len(self._wants_of(other)) > 1 and score < arrived and other in self._queue(after, letter):
+            if (
+                everywhere
+                and len(self._wants_of(other)) > 1
+                and score < arrived
+                and other in self._queue(after, letter)
+            ):
                 yield other
 
     def _client_of(self, token: bytes) -> int:
@@ -102,7 +106,7 @@ class NamesView:
 
 
 def _came_first(arrived: tuple[int, ...], client: int, other: int) -> bool:
-    """Whether that client was refused earlier. While it stands in one queue, it says so when it asks for other names."""
+    """Whether that client was refused earlier, which counts for a waiter that stands in one queue only."""
     return client in arrived and other in arrived and arrived.index(client) < arrived.index(other)
 
 
