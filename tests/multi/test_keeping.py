@@ -266,3 +266,43 @@ def test_a_long_wait_is_served_without_any_notification() -> None:
     crowd = Crowd(5, ("ab", "ba", "a", "b"), cycles=2, hold=0.15)
     crowd.world.fate_of_bell = lambda number: Fate(lost=True)
     crowd.finish(60)
+
+
+@pytest.mark.parametrize("kept", ["a", "b"])
+@pytest.mark.parametrize("queue", [0, 3])
+def test_a_holder_that_asks_for_a_kept_name_is_not_held_up_for_ever(kept: str, queue: int) -> None:
+    """Nested locks: H holds what W waits for, and asks for what is kept for W, perhaps behind other waiters."""
+    market = Market("")
+    holder, waiter = market.client("H"), market.client("W")
+    held = "b" if kept == "a" else "a"
+
+    async def nest() -> float:
+        async with holder.lock(held):
+            await market.sleep(holder, 0.5)
+            came = market.world.now_us
+            async with holder.lock(kept):
+                return (market.world.now_us - came) / 1e6
+
+    nested = market.start(holder, nest())
+    market.run(0.05)
+    process = market.start(waiter, market.buy(waiter, "ab", 1))
+    market.run(0.3)
+    assert market.is_kept(kept, "W")
+    others = [market.client(f"s{number}") for number in range(queue)]
+    singles = [market.start(client, market.buy(client, kept, 1)) for client in others]
+    market.until(lambda: nested.done and process.done, 5)
+    assert nested.outcome() < 2.6
+    process.outcome()
+    for single in singles:
+        single.outcome()
+    market.end()
+
+
+def test_a_long_hold_does_not_starve_a_waiter_that_arrives_anew() -> None:
+    """The time in which it keeps names grows with its wait, until it is longer than the holds."""
+    market = Market("aabb", hold=5.0)
+    client = market.client("W")
+    process = market.start(client, market.buy(client, "ab", 1))
+    market.until(lambda: process.done, 120)
+    process.outcome()
+    market.end()

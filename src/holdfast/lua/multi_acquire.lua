@@ -21,7 +21,8 @@
 -- given back in this step. If that was in vain, it stands in the queues of all its names, with one time of arrival, later
 -- than that of every other waiter there. From then on each name that comes free at its turn stays kept for it. Two
 -- waiters cannot each keep what the other needs: a name that is kept gives way to an earlier arrival, and a waiter that
--- was struck off in one queue arrives anew in all.
+-- was struck off in one queue arrives anew in all. A waiter behind it may hold what it waits for (nested locks): so a waiter
+-- that has kept names from others for KEEPING_US, or for half of its wait if that is longer, arrives anew as well.
 
 -- include several.lua
 
@@ -48,6 +49,7 @@ end
 -- include grant.lua
 
 local PATIENCE_US = 100000
+local KEEPING_US = 2000000
 local token, since = ARGV[1], tonumber(ARGV[6])
 
 local function take_all()
@@ -67,6 +69,7 @@ end
 
 -- Where it stands and what it has: also if it does not know, because a reply was lost.
 local places, owned = 0, 0
+local most_wanted = 0 -- how many wait, this one included, for a name that is kept for it
 local waits_at, arrived, uneven
 for name = 1, NAMES do
   look_at(name)
@@ -77,6 +80,7 @@ for name = 1, NAMES do
   end
   if redis.call('GET', KEYS[1]) == token then
     owned = owned + 1
+    most_wanted = math.max(most_wanted, redis.call('ZCARD', KEYS[3]))
   end
 end
 if owned == NAMES then
@@ -84,6 +88,7 @@ if owned == NAMES then
 end
 
 local stands_in_all = ARGV[4] == '1' and places == NAMES and not uneven
+local has_kept_for_long = stands_in_all and most_wanted > 1 and now - arrived > math.max(KEEPING_US, (now - since) / 2)
 local in_all = stands_in_all
   or (ARGV[4] == '1' and ARGV[5] ~= '' and since > 0 and math.abs(now - since) >= PATIENCE_US)
 local window_ms = {} -- by name: how long it is still free for clients that poll
@@ -104,7 +109,7 @@ local function leave()
   end
 end
 
-if in_all and not stands_in_all then
+if in_all and (not stands_in_all or has_kept_for_long) then
   mine = 0
   for name = 1, NAMES do
     look_at(name)
@@ -180,13 +185,14 @@ if not refused_at then
   return take_all()
 end
 
+local entry = now_us .. ' ' .. ARGV[2] .. ' ' .. ARGV[3] .. ' 0 ' .. ARGV[5] -- 0 fences: it wants other names as well
 for name = 1, NAMES do
   look_at(name)
   if other_kind or ARGV[5] == '' or not (in_all or name == refused_at) then
     leave()
   else
     redis.call('ZADD', KEYS[3], 'NX', mine > 0 and string.format('%.0f', mine) or arrival(), token)
-    redis.call('HSET', KEYS[4], token, now_us .. ' ' .. ARGV[2] .. ' ' .. ARGV[3] .. ' 0 ' .. ARGV[5])
+    redis.call('HSET', KEYS[4], token, entry)
     note_foreign(redis.call('GET', KEYS[1]))
     keep_queue()
     if may[name] then

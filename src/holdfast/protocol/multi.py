@@ -1,29 +1,31 @@
 """A lock on several names: all of them or none.
 
 Invariant. A client holds all names or none. A waiter holds nothing, but a name that comes free at its turn is *kept*
-for it: its token is in the key, and stays in the queue, which marks the name as kept. A kept name becomes a hold only by
-the acquire step, which takes all names or none.
+for it: its token is in the key, and stays in the queue, which marks the name as kept. A kept name becomes a hold only
+by the acquire step, which takes all names or none.
 
-Atomic: each step is one script over all names, as the mutex's are over one, and idempotent by the same token. They
-have one fence, greater than all that any of the names has seen. A lease that has lost one name is lost.
+Atomic: each step is one script over all names, as the mutex's are over one, and idempotent by the same token. They have
+one fence, greater than all that any of the names has seen. A lease that has lost one name is lost.
 
 Waiting has two phases. At first the waiter stands in the queue of the name that refused it, and gives back what is kept
-for it there if another name refuses. So it holds up no other client, and gets all names as soon as all are free at once.
-After PATIENCE in vain it stands in the queues of all names, with one time of arrival, later than that of every other
-waiter there, and names that come free at its turn stay kept for it. So its wait ends when the holders and waiters before
-it have gone, however busy the names are.
+for it there if another name refuses. So it holds up no other client, and gets all names as soon as all are free at
+once. After PATIENCE in vain it stands in the queues of all names, with one time of arrival, later than that of every
+other waiter there, and names that come free at its turn stay kept for it. So its wait ends when the holders and waiters
+before it have gone, however busy the names are.
 
 No deadlock. Waiters have one order: the time of arrival, or in the first phase the server's time of the first refusal,
-which the waiter says with each step. A kept name gives way to an earlier waiter that asks for it. So the earliest of all
-waiters lacks only what is held, and holders do not wait. A waiter that was struck off in one of its queues arrives anew
-in all, else it would be early in one and late in another.
+which the waiter says with each step. A kept name gives way to an earlier waiter that asks for it. So the earliest of
+all waiters lacks only what is held. A waiter that was struck off in one of its queues arrives anew in all, else it
+would be early in one and late in another. A holder may itself wait for a name that is kept (nested locks): so a waiter
+that has kept names from others for 2 s, or for half of its wait if that is longer, arrives anew, behind them.
 
 Bounds. A kept name lasts 1.5 s, and each step of its waiter, every half second, begins that anew. If the waiter has
-ended, another waiter takes the name with its next step, half a second later at most; if it is frozen, once it was silent
-for a second.
+ended, another waiter takes the name with its next step, half a second later at most; if it is frozen, once it was
+silent for a second.
 
-A notification says only that it is worth asking again, for it speaks of one name. The refusal says which name refused; a
-waiter that is first in the queue of that name has its key watched, because a client that knows of no queue may free it.
+A notification says only that it is worth asking again, for it speaks of one name. The refusal says which name refused;
+a waiter that is first in the queue of that name has its key watched, because a client that knows of no queue may free
+it.
 
 Why not one lock after the other in sorted order? It cannot deadlock either, but a waiter for the last name holds the
 others all the time.
