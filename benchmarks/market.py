@@ -13,6 +13,10 @@ writes it back: without a lock, sales would be lost, and each run checks at its 
 - *three, whole market*: the same basket, by the one lock.
 
 Items are chosen by chance. With few of them most buyers meet, and finer locks bring little; with many they hardly do.
+
+Then *a basket of two beside busy items*: two items, each locked by two processes that hold it for 5 ms again and again,
+and a fifth process that wants both. The same without the fifth process shows what the basket costs the others; with
+pauses between the holds, what it gets where the items are half idle.
 """
 
 from __future__ import annotations
@@ -148,6 +152,74 @@ def play(way: int, items: int, seconds: float, server: Server) -> Tally:
     return Tally(WAYS[way].name, items, len(waits) / seconds, waits[len(waits) * 99 // 100], lost)
 
 
+# ---- a basket of two beside busy items ------------------------------------------------------------------------------
+
+LOCKERS: Final = 2  # processes for each of the two items
+HOLDING: Final = 0.005
+PAIR: Final = ("tea", "cups")
+
+
+class Beside(NamedTuple):
+    """What a lock on two names got beside lockers of each, and what these got."""
+
+    grants: float  # of the lock on both, per second
+    longest: float  # wait for it, in seconds
+    singles: float  # grants of the others, per second
+
+
+class Shift(NamedTuple):
+    """What one process does."""
+
+    url: str
+    names: tuple[str, ...]
+    pause: float  # between two holds
+    seconds: float
+
+
+def hold_again_and_again(shift: Shift, start: Any, told: Any) -> None:
+    url, names, pause, seconds = shift
+    waits: list[float] = []
+    with holdfast.connect(url) as client:
+        lock = client.lock(*names)
+        with lock:
+            pass  # what is made at the first use
+        start.wait()
+        until = time.perf_counter() + seconds
+        while (came := time.perf_counter()) < until:
+            # A wait that is still going on when the time is over counts, too.
+            lease = lock.acquire(timeout=max(0.001, until - came))
+            waits.append(time.perf_counter() - came)
+            if lease is None:
+                break
+            time.sleep(HOLDING)
+            lock.release()
+            time.sleep(pause)
+        granted = len(waits) - (lease is None)
+    told.put((names, granted, max(waits)))
+
+
+def play_beside(server: Server, seconds: float, pause: float, *, with_basket: bool) -> Beside:
+    with server.client() as admin:
+        admin.flushall()
+    context = multiprocessing.get_context("spawn")
+    wanted = [(name,) for name in PAIR for _ in range(LOCKERS)] + ([PAIR] if with_basket else [])
+    start, told = context.Barrier(len(wanted), timeout=60), context.Queue()
+    processes = [
+        context.Process(
+            target=hold_again_and_again, args=(Shift(server.url, names, pause, seconds), start, told), daemon=True
+        )
+        for names in wanted
+    ]
+    for process in processes:
+        process.start()
+    found = [told.get(timeout=seconds + 120) for _ in processes]
+    for process in processes:
+        process.join()
+    singles = sum(granted for names, granted, _ in found if len(names) == 1)
+    grants, longest = next(((granted, longest) for names, granted, longest in found if names == PAIR), (0, 0.0))
+    return Beside(grants / seconds, longest, singles / seconds)
+
+
 # ---- what came of it -------------------------------------------------------------------------------------------------
 
 COLUMNS: Final = [
@@ -184,6 +256,7 @@ def picture(tallies: list[Tally]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.market", description=__doc__.partition("\n")[0])
     parser.add_argument("--seconds", type=float, default=2.0, help="for each way and number of items (default 2)")
+    parser.add_argument("--beside", type=float, default=10.0, help="seconds of baskets beside busy items (default 10)")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     parser.add_argument("--svg", type=Path, default=Path("docs/market.svg"), help="the picture (docs/market.svg)")
     given = parser.parse_args()
@@ -199,6 +272,18 @@ def main() -> int:
                 table.add_row(way.name, f"{tally.rate:,.0f}", in_ms(tally.p99), str(tally.lost))
             console.print(table)
     given.svg.write_text(picture(tallies))
+    with Server() as server:
+        busy = play_beside(server, given.beside, 0.0, with_basket=True)
+        alone = play_beside(server, given.beside, 0.0, with_basket=False)
+        idle = play_beside(server, given.beside, 3 * HOLDING, with_basket=True)
+    table = new_table("a basket of two, beside two processes for each of its items")
+    for column in ("", "baskets/s", "longest wait", "single items/s"):
+        table.add_column(column, justify="right" if column else "left")
+    table.add_row("busy items", f"{busy.grants:.1f}", in_ms(busy.longest), f"{busy.singles:.0f}")
+    table.add_row("the same without baskets", "", "", f"{alone.singles:.0f}")
+    table.add_row("half idle items", f"{idle.grants:.1f}", in_ms(idle.longest), f"{idle.singles:.0f}")
+    console.print(table)
+    kept = busy.singles / alone.singles
     by = {(tally.way, tally.items): tally for tally in tallies}
     most = ITEMS[-1]
     finer = by["the item", most].rate / by["the whole market", most].rate
@@ -211,8 +296,12 @@ def main() -> int:
         Figure(f"a lock for each of {most} items", f"{finer:.1f} times the one lock", "at least 3", finer >= 3),
         Figure(f"three of {most} items at once", f"{baskets:.1f} times the one lock", "at least 2", baskets >= 2),
         Figure(f"three of {few} items at once", f"{nested:.1f} times nested locks", "at least 1", nested >= 1),
+        Figure("baskets beside busy items", f"{busy.grants:.1f} per second", "at least 4", busy.grants >= 4),
+        Figure("longest wait for one of them", f"{busy.longest:.2f} s", "below 1 s", busy.longest < 1),
+        Figure("single items beside baskets", f"{kept:.2f} of those without", "at least 0.8", kept >= 0.8),
     ]
-    details = {"tallies": [tally._asdict() for tally in tallies]}
+    beside = {"busy": busy._asdict(), "alone": alone._asdict(), "idle": idle._asdict()}
+    details = {"tallies": [tally._asdict() for tally in tallies], "beside": beside}
     return conclude(figures, details=details, json_file=given.json)
 
 

@@ -110,8 +110,16 @@ class AcquireTimeout(NotAcquired, TimeoutError):
     clients. A server that does not answer is never an AcquireTimeout, but Unavailable.
     """
 
-    def __init__(self, name: str, waited: float, reason: str = "", holder: Holder | None = None) -> None:
-        by = f"{holder} holds it" if holder is not None else "someone else holds it, or is before us in its queue"
+    def __init__(
+        self, name: str, waited: float, reason: str = "", holder: Holder | None = None, refused: str = ""
+    ) -> None:
+        it = repr(refused) if refused else "it"  # of several names, the one that was refused
+        if holder is None:
+            by = f"someone else holds {it}, or is before us in its queue"
+        elif holder.mode == "reserved":
+            by = f"{it} is reserved for {holder}, which waits for other names as well"
+        else:
+            by = f"{holder} holds {it}"
         super().__init__(name, reason or f"{by}. Wait longer (wait=), or catch AcquireTimeout and come back later")
         self.waited = waited
         self.holder = holder  # not among args, which JSON should be able to carry

@@ -24,7 +24,7 @@ class Holder:
     fence: int | None = None
     since: float | None = None  # seconds since 1970, by the server's clock
     remaining: float | None = None  # seconds until its lease ends unless it is renewed
-    mode: str = ""  # of a rwlock: "read" or "write"
+    mode: str = ""  # of a rwlock: "read" or "write"; "reserved" for a waiter that wants other names as well
     slot: int | None = None  # of a semaphore
 
     def __str__(self) -> str:
@@ -39,13 +39,13 @@ def is_foreign(token: bytes) -> bool:
     return not _OURS.fullmatch(token)
 
 
-def holder_of(token: bytes, remaining: float | None = None) -> Holder:
+def holder_of(token: bytes, remaining: float | None = None, mode: str = "") -> Holder:
     """What may be shown of the holder of that token."""
     if is_foreign(token):
-        return Holder(remaining=remaining)
+        return Holder(remaining=remaining, mode=mode)
     readable = token.decode(errors="replace").rpartition(".")[0]
     host, _, rest = readable.partition("-")
     pid, _, label = rest.partition("-")
     if not pid.isdecimal():
         pid, label = "", rest
-    return Holder(label, host, int(pid) if pid else None, remaining=remaining)
+    return Holder(label, host, int(pid) if pid else None, remaining=remaining, mode=mode)

@@ -174,6 +174,15 @@ class Hold:
     def mains(self) -> tuple[str, ...]:
         return (self.keys.main,)
 
+    @property
+    def ask_within(self) -> float:
+        """Seconds after a refusal until its next step, at the latest."""
+        return _NEVER
+
+    def name_of(self, main: str) -> str:
+        """The name whose key that is."""
+        return dict(zip(self.mains, self.names, strict=True)).get(main, "")
+
     def grant(self, fence: int, asked_at: float) -> None:
         """The server gave it to us, on a request sent at that time."""
         terms = self.terms

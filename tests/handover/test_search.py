@@ -15,7 +15,8 @@ from holdfast.lab import handover as played
 from holdfast.lab.explorer import Explorer
 from holdfast.lab.handover import handover_config
 from holdfast.lab.primitives import DAILY_KINDS, PRIMITIVES
-from holdfast.lab.rows import rwlock_config, semaphore_config, several_config
+from holdfast.lab.rows import rwlock_config, semaphore_config
+from holdfast.lab.several import several_config
 from holdfast.lab.state import Config
 from holdfast.lab.story import tell
 from holdfast.protocol import handover

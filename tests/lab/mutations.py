@@ -254,7 +254,7 @@ _CROWDS: Final[dict[str, Mistake]] = {
         "present", "type(owner) == 'table' then\n    return true", "type(owner) == 'table' then\n    return false"
     ),
     "present_that_does_not_see_a_free_lock": in_step(
-        "present", "if not owner or owner == token then", "if owner == token then"
+        "present", "if not owner or owner == token or", "if owner == token or owner and"
     ),
     "present_that_does_not_show_presence": in_step("present", "  redis.call('HSET', KEYS[4], token, entry)\n", ""),
     "keeper_that_wakes_no_waiter": in_python(

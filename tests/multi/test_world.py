@@ -17,7 +17,6 @@ import pytest
 import holdfast.aio
 from holdfast.lab.machine import Cancelled, Process
 from holdfast.lab.world import Fate
-from tests.lab.mutations import in_step, plant
 from tests.protocol.harness import Play, at
 
 TTL = 3.0
@@ -180,14 +179,3 @@ def test_storms_of_every_fault_at_once_never_let_two_hold(seed: int) -> None:
         if not process.machine.crashed and process.error is not None:
             assert isinstance(process.error, holdfast.LeaseLost | holdfast.OutcomeUnknown | holdfast.Unavailable)
     crowd.check_nothing_is_left()
-
-
-def test_given_one_name_each_they_would_go_round_in_circles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Why a free name is not written over to whoever wants several: each has one, and nobody has enough."""
-    steps = "multi_acquire multi_release multi_abandon"
-    plant(in_step(steps, "if fences == '0' and listeners(channel) ~= ABSENT then", "if false then"), monkeypatch)
-    crowd = Crowd(1, ("ab", "bc", "ca") * 4, cycles=3, hold=0.0005)
-    crowd.world.tracking = False  # else word of a write sends one of them out of step now and then
-    crowd.run(2)
-    assert not all(process.done for process in crowd.processes)
-    assert len(crowd.world.sent) > 5000, "they do not sleep either"

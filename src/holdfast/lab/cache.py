@@ -35,6 +35,7 @@ class CacheView:
     """What there is to see of it on the server."""
 
     in_turn = False
+    has_owner = False
 
     def is_free(self, store: Any, name: str | None) -> bool:
         """Nobody has to wait: it is there, or anybody may compute it."""

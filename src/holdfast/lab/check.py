@@ -37,7 +37,19 @@ from typing import Final, NamedTuple
 
 from holdfast.lab.trace import BROKEN, HOLDS, UNKNOWN, Verdict
 
-__all__ = ["CHECKS", "INVARIANTS", "MEANING", "PASSED", "ROOM_CHECKS", "Check", "Event", "History", "Report", "check"]
+__all__ = [
+    "CHECKS",
+    "INVARIANTS",
+    "MEANING",
+    "PASSED",
+    "ROOM_CHECKS",
+    "Check",
+    "Event",
+    "History",
+    "Report",
+    "beside",
+    "check",
+]
 
 
 class Event(NamedTuple):
@@ -261,7 +273,7 @@ def fifo(history: History) -> Report:
 def permit_count(history: History) -> Report:
     """Of a semaphore: no more hold at the same time than there are permits, and no two the same one."""
     counted = False
-    for holder, others in _beside(history):
+    for holder, others in beside(history):
         if not holder.what.startswith("permit"):
             continue
         counted = True
@@ -277,7 +289,7 @@ def permit_count(history: History) -> Report:
 def mode_exclusion(history: History) -> Report:
     """Of a readers-writer lock: nobody is beside a writer."""
     counted = False
-    for holder, others in _beside(history):
+    for holder, others in beside(history):
         counted = counted or holder.what in ("read", "write")
         for other in others:
             if "write" in (holder.what, other.what):
@@ -286,7 +298,7 @@ def mode_exclusion(history: History) -> Report:
     return _HOLDS if counted else _UNKNOWN
 
 
-def _beside(history: History) -> Iterator[tuple[Event, list[Event]]]:
+def beside(history: History) -> Iterator[tuple[Event, list[Event]]]:
     """Whoever begins to hold, or goes on, by its grant; and the grants of those who hold beside it."""
     holds: dict[int, tuple[Event, int | None]] = {}
     for event in history:

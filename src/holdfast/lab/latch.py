@@ -28,6 +28,7 @@ class LatchView:
     """What there is to see of it on the server."""
 
     in_turn = False
+    has_owner = False
 
     def __init__(self, key: str) -> None:
         self._key = key.encode()

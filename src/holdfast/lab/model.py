@@ -44,7 +44,7 @@ class Model:
         self.names = tuple("ABCDEFGH"[: config.clients])
         self.channels = tuple(f"bell:{name}" for name in self.names)
         self.asks_newcomers = True
-        self.server = Server(config.new_store(), config.key.encode())
+        self.server = Server(config.new_store(), config.key.encode(), config.queue.encode())
         self.locals: dict[int, Local] = {}  # by their marks
         self._roots: dict[tuple[str, int], Local] = {}  # by name and skew
         self._kept: list[Local] = []

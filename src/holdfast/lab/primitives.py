@@ -19,7 +19,8 @@ from holdfast.lab.faults import FAULTS, TREACHERY
 from holdfast.lab.handover import handover_config
 from holdfast.lab.latch import latch_config
 from holdfast.lab.rlock import rlock_config
-from holdfast.lab.rows import crowd_config, rwlock_config, semaphore_config, several_config
+from holdfast.lab.rows import crowd_config, rwlock_config, semaphore_config
+from holdfast.lab.several import SEVERAL_PROMISES, several_config
 from holdfast.lab.state import Config
 from holdfast.lab.visits import AT_ONCE
 
@@ -33,6 +34,8 @@ _LOCK: Final = tuple(CHECKS)
 _ROOM: Final = ("NoFalseHold", "NoOrphan", "NoLostWakeup", "FenceMonotone", "AcquireTotality")
 # Who is refused by another name waits there instead; and who has a ticket is served before those who wait.
 _UNORDERED: Final = tuple(name for name in CHECKS if name != "Fifo")
+# Not all clients want the same name: two may hold a lock at once, and fences of different names have no common order.
+_NAMES: Final = (*SEVERAL_PROMISES, "NoFalseHold", "NoOrphan", "NoLostWakeup", "AcquireTotality")
 _FAILING_CACHE: Final = (*CACHE_PROMISES, "NoOrphan", "NoLostWakeup", "AcquireTotality")
 _CACHE: Final = tuple(name for name in _FAILING_CACHE if name != "FailureShared")
 _LATCH: Final = ("ShutUntilZero", "CountedOnce", "NoLostWakeup", "NoOrphan")
@@ -48,7 +51,9 @@ PRIMITIVES: Final[dict[str, Primitive]] = {
     "semaphore": Primitive(semaphore_config, ("PermitCount", *_ROOM)),
     "rwlock": Primitive(rwlock_config, ("ModeExclusion", *_ROOM)),
     "rwlock:WRW": Primitive(partial(rwlock_config, "WRW"), ("ModeExclusion", *_ROOM)),
-    "several": Primitive(partial(several_config, "ab", "ba", "b", leaves_us=AT_ONCE), _UNORDERED),
+    "several": Primitive(partial(several_config, "ab", "ba", "b", leaves_us=AT_ONCE), (*_UNORDERED, *SEVERAL_PROMISES)),
+    "several:beside": Primitive(partial(several_config, "ab", "a", "b", leaves_us=AT_ONCE), _NAMES),
+    "several:three": Primitive(partial(several_config, "abc", "ba", "c", leaves_us=AT_ONCE), _NAMES),
     "cohort": Primitive(partial(cohort_config, overtaking=True), _LOCK),
     "crowd": Primitive(crowd_config, _LOCK),
     "crowd:semaphore": Primitive(partial(crowd_config, semaphore_config, permits=1), ("PermitCount", *_ROOM)),

@@ -14,6 +14,8 @@ every lock. Each is a function of a history, as in ``check``; the matrix of the 
 | outlives | who | it relies on its lease for longer than the server keeps it |
 | overdue | who | its time is up, it runs, and nobody has told it |
 | unaware | who | its key has been gone for too long, and it was not told |
+| torn | who | it holds some of the names that it wants, and not the others |
+| overtaken | who | it stands in the queues of all its names, and a client that arrived later was given one |
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from typing import Final
 
 from holdfast.lab.cache_promises import CACHE_PROMISES, CACHE_PROMISES_MEAN
 from holdfast.lab.check import ROOM_CHECKS, Check, Event, History, Report
+from holdfast.lab.several import SEVERAL_PROMISES, SEVERAL_PROMISES_MEAN
 from holdfast.lab.trace import BROKEN, HOLDS, UNKNOWN
 
 __all__ = ["PROMISES", "PROMISES_MEAN"]
@@ -161,6 +164,7 @@ def loss_told(history: History) -> Report:
 PROMISES: Final[dict[str, Check]] = {
     **ROOM_CHECKS,
     **CACHE_PROMISES,
+    **SEVERAL_PROMISES,
     "ShutUntilZero": Check(shut_until_zero, frozenset({"passed"})),
     "CountedOnce": Check(counted_once, frozenset({"stands", "counted"})),
     "LevelCount": Check(level_count, frozenset({"level", "trespass"})),
@@ -171,6 +175,7 @@ PROMISES: Final[dict[str, Check]] = {
 
 PROMISES_MEAN: Final = {
     **CACHE_PROMISES_MEAN,
+    **SEVERAL_PROMISES_MEAN,
     "PermitCount": "No more hold at the same time than there are permits, and no two the same one.",
     "ModeExclusion": "Nobody is beside a writer.",
     "ShutUntilZero": "Nobody passes a latch before it was counted down to nothing.",

@@ -17,6 +17,7 @@ __all__ = ["RoomView"]
 
 class RoomView:
     in_turn = True
+    has_owner = False
 
     def __init__(self, keys: Keys, wanted: Mapping[str, str]) -> None:
         self._wanted = dict(wanted)  # by the name of the client

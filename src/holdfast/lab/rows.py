@@ -19,7 +19,6 @@ from holdfast.lab.store import Store
 from holdfast.lease import BaseLease, Terms
 from holdfast.names import keys_of
 from holdfast.protocol.lock import BaseLock
-from holdfast.protocol.multi import BaseMultiLock, together
 from holdfast.protocol.recipes import FENCED, RECIPES, options_of, scheme_of
 from holdfast.protocol.recipes.base import BaseRecipe, FencelessLease
 from holdfast.protocol.recipes.deadline import Deadlined
@@ -40,7 +39,6 @@ __all__ = [
     "rwlock_config",
     "scheme_config",
     "semaphore_config",
-    "several_config",
 ]
 
 TTL: Final = 3.0
@@ -164,20 +162,6 @@ def rwlock_config(modes: str = "RWR", **bounds: Any) -> Config:
         return BaseWriter(driver, keys, terms, QuietWriteLease, insiders)
 
     return _room_config(wanted, {"clients": len(modes), **bounds})._replace(make_lock=make_lock)
-
-
-def several_config(*wants: str, **bounds: Any) -> Config:
-    """For each client the names that it wants, a letter each; all want b. A newcomer wants what the first does."""
-    terms = replace(LAB_TERMS, cohort=0)
-
-    def make_lock(driver: Any) -> Any:
-        names = wants[_CLIENTS.find(driver.name) % len(wants)] if driver.name in _CLIENTS else wants[0]
-        if len(names) == 1:
-            return BaseLock(driver, keys_of(names), terms, QuietLease)
-        return BaseMultiLock(driver, together(tuple(map(keys_of, names))), terms, QuietLease)
-
-    bounds = {"key": keys_of("b").main, "clients": len(wants), **bounds}
-    return fenced_config(cohort=0, **bounds)._replace(make_lock=make_lock, alike=len(set(wants)) == 1)
 
 
 def crowd_config(make: Callable[..., Config] | None = None, **bounds: Any) -> Config:

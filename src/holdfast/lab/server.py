@@ -30,8 +30,9 @@ class Done(NamedTuple):
 
 
 class Server:
-    def __init__(self, first: Any, key: bytes) -> None:
+    def __init__(self, first: Any, key: bytes, queue: bytes = b"") -> None:
         self.key = key
+        self._queue = queue
         self._stores: dict[int, Any] = {}
         self._done: dict[Hashable, Done] = {}
         self._seen: dict[int, tuple[bytes | None, int | None]] = {}  # the lock's value, and when it expires
@@ -50,6 +51,8 @@ class Server:
         if mark not in self._stores:
             self._stores[mark] = store
             value = store.values.get(self.key)
+            if value is not None and value in store.values.get(self._queue, ()):
+                value = None  # kept for a waiter
             ends_ms = store.deadlines.get(self.key)
             # In the millisecond of its deadline a key is still there.
             self._seen[mark] = _shown(value), None if ends_ms is None else (ends_ms + 1) * 1000

@@ -30,6 +30,7 @@ class Under(NamedTuple):
 class View(Protocol):
     """What a search sees of something that is no single key, in the store of its server."""
 
+    has_owner: bool  # the search looks at one key as well, and whose it is
     in_turn: bool  # only who has waited longest can go on; else everybody can
 
     def is_free(self, store: Any, name: str | None) -> bool:
@@ -66,6 +67,7 @@ class Config(NamedTuple):
     newcomer_us: int = 2_000_000  # how much longer than a ttl a newcomer may need
     tick_us: int = 0  # by how much time passes with each step; 0: steps take no time, so that clocks can agree
     view: View | None = None  # who can go on, where that is not told by one key
+    queue: str = ""  # a key that names a waiter in this queue is kept for that waiter, and nobody's
     program: Callable[[Any], Coroutine[Any, Any, None]] = take_and_give_back  # what every client does, given its site
     alike: bool = True  # all clients do the same, so that it is all the same who of them comes first
     mortal: bool = False  # when all is over, nothing may be left that no time removes

@@ -153,7 +153,7 @@ class Transition:
         """See to whom the key belongs now, and whether it was anybody's to change."""
         server, config = self.server, self.config
         was, is_now = server.lock(old), server.lock(new)
-        if was == is_now or config.view is not None:
+        if was == is_now or (config.view is not None and not config.view.has_owner):
             return
         (value, expires_us), (new_value, new_expires_us) = was, is_now
         until = None if value is None else config.deadline_us(value, expires_us)

@@ -20,12 +20,12 @@ NEWCOMER: Final = "N"  # who comes when all is over
 AT_ONCE: Final = ((0, 0),)  # when one may leave before its stay is over; what the mutex does in between is known
 
 
-async def take_and_give_back(site: Site) -> None:
-    """Acquire, stay for a while, release."""
+async def take_and_give_back(site: Site, what: str = "") -> None:
+    """Acquire, stay for a while, release. ``what`` is told of the grant: see ``check``."""
     lock = site.visit.make_lock(site.machine)
     lease = await ask(site, lock._acquire(site.visit.patience))
     if lease is not None:
-        site.begin(lease)
+        site.begin(lease, what=what)
         await stay(site)
         site.leave()
         await give_back(site, lock._release())

@@ -9,9 +9,10 @@
 --      5 its notification channel ('-': queue without one, '': do not queue)
 --
 -- Returns the fence                 granted; the ttl is full (or longer), whether the key was free or already ours
---         {0, ms, now_us, first, holder}   refused; ms until the holder's lease ends, -1 if it never does; the time here;
---                                   first is 1 if nobody else is before us in the queue; holder is the token of the
---                                   holder, '' in a yield window
+--         {0, ms, now_us, place, holder}   refused; ms until the holder's lease ends, -1 if it never does; the time here;
+--                                   place is 1 if no other waiter is before us in the queue, 2 if the lock is kept for
+--                                   the first in the queue, else 0; holder is the token of the holder, or of the waiter
+--                                   that it is kept for, '' in a yield window
 --         {-1, 0}                   refused; this token was given up before this request arrived
 --         {-2, kind}                refused; the name is in use as another kind of lock, which keeps the queue for that
 --         error FENCELIMIT, FENCETYPE   refused; see fence.lua
@@ -43,6 +44,10 @@ if found > 0 then
   front = redis.call('ZRANGE', KEYS[3], 0, 0)[1]
   if found > (front and 1 or 0) then -- more than a queue, so there is the tombstone
     return {-1, 0}
+  end
+  if owner and front and owner ~= ARGV[1] and gives_way(owner, front, ARGV[1]) then
+    redis.call('DEL', KEYS[1])
+    owner, front = false, nil
   end
   if front == '' or not owner then -- another kind of lock has '' in front of its queue
     local free_until, kind = last_free()
@@ -79,15 +84,15 @@ if not free_in_ms and (not owner or owner == ARGV[1]) then
   return mint(last, ARGV[4], ARGV[3])
 end
 
-local first = 0
 if ARGV[5] ~= '' then
   redis.call('ZADD', KEYS[3], 'NX', arrival(), ARGV[1]) -- who stands there already keeps its place
   local entry = now_us .. ' ' .. ARGV[2] .. ' ' .. ARGV[3] .. ' ' .. ARGV[4] .. ' ' .. ARGV[5]
   redis.call('HSET', KEYS[4], ARGV[1], entry)
   note_foreign(owner)
   keep_queue()
-  first = head(front) == ARGV[1] and 1 or 0
+  front = head(front)
 end
+local place = front == ARGV[1] and 1 or owner and owner == front and 2 or 0
 -- Read last, whatever else was read or written: a client that has the lock watched is told of the next write to it.
 local left_ms = redis.call('PTTL', KEYS[1])
-return {0, free_in_ms or left_ms, now, first, owner or ''}
+return {0, free_in_ms or left_ms, now, place, owner or ''}

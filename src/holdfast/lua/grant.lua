@@ -20,6 +20,7 @@ local GRANTS = 8 -- and so many grants, if no foreign token was seen
 local POLLED_SHUT_US = 40000 -- the same, if one was seen
 local POLLED_US = 60000000 -- how long a foreign token is remembered
 local MOST_SHUT_US = 300000 -- what foreign clients have used is paid back by no more than this
+local KEPT_MS = 1500 -- how long a lock is kept for a waiter that wants other names as well; each step of it begins anew
 local FADING = 10 -- this part of the time since it was seen is added to the time between two windows
 
 -- The end of the last window; of what kind the name is, if it is no mutex; the grants since; when a foreign token was seen;
@@ -72,6 +73,19 @@ local function is_reachable(_, entry)
   return channel and listeners(channel) ~= ABSENT
 end
 
+-- A lock is kept for a waiter that wants other names as well: its token is in the key, and stays in the queue, which marks
+-- the lock as kept. It becomes a hold only by the waiter's own acquire step, which takes all names or none.
+
+-- Whether the lock is kept for that owner and goes to another waiter all the same: because the owner has ended, or because
+-- ``token``, which asks, came earlier and is first in the queue. ``front`` is the first in the queue.
+local function gives_way(owner, front, token)
+  if owner == front then
+    local entry = redis.call('HGET', KEYS[4], owner)
+    return not (is_present(entry) and is_reachable(owner, entry))
+  end
+  return front == token and redis.call('ZSCORE', KEYS[3], owner)
+end
+
 -- Notify a waiter that it is first in the queue, so that it has the lock watched.
 local function notify_first(token, entry, pause_ms)
   local _, _, _, channel = wanted(entry)
@@ -79,8 +93,9 @@ local function notify_first(token, entry, pause_ms)
 end
 
 -- Give a free lock to the next waiter. One with a subscriber is granted its full ttl, with a fence, and is notified. One
--- without has ended, or will be back: it is passed over if another one can be notified. A waiter of which that is not known,
--- and one that wants other names as well (0 fences), gets a short reservation, and its own next acquire makes it a grant.
+-- without has ended, or will be back: it is passed over if another one can be notified. A waiter of which that is not known
+-- gets a short reservation, and its own next acquire makes it a grant. For one that wants other names as well (0 fences),
+-- the lock is kept.
 -- If no fence can be given out, the lock stays free: the acquire of each waiter is then refused with the reason.
 -- The caller has looked up which waiter is first, because it often has to know that anyway.
 local function grant(token, entry)
@@ -98,7 +113,10 @@ local function grant(token, entry)
   end
   if not channel then
     strike_off(token)
-  elseif listeners(channel) == SUBSCRIBED and fences ~= '0' then
+  elseif fences == '0' then
+    redis.call('SET', KEYS[1], token, 'PX', KEPT_MS)
+    notify_ask(channel, token, 0)
+  elseif listeners(channel) == SUBSCRIBED then
     local fence = mint(last, fences, retention_ms)
     strike_off(token)
     redis.call('SET', KEYS[1], token, 'PX', ttl_ms)

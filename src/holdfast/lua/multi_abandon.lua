@@ -1,4 +1,4 @@
--- Give up: those of several locks that are ours, the place in a queue, and whatever may still be on its way.
+-- Give up: those of several locks that are ours or kept for us, the places in queues, and what may still be on its way.
 --
 -- KEYS five for each name, see several.lua
 -- ARGV 1 token   2 how long the tombstones stand, in ms (0: none is needed, every request was answered)
@@ -10,7 +10,8 @@
 -- same token may be sent for some of them only.
 
 -- include several.lua
--- include passing.lua
+-- include queue.lua
+-- include grant.lua
 
 local found = 1
 local open = {}
@@ -48,6 +49,6 @@ if ARGV[2] ~= '0' then
 end
 for _, name in ipairs(open) do
   look_at(name)
-  pass_on(false)
+  grant_next()
 end
 return {found, buried}

@@ -1,23 +1,28 @@
--- Take several locks, all or none; if one is refused, a place in its queue, and say for how long it is still held.
+-- Take several locks, all or none; if one is refused, wait in its queue, and after some time in the queues of all.
 --
 -- KEYS five for each name, see several.lua
 -- ARGV 1 token   2 ttl in ms   3 how long a fence is remembered after it was given out, in ms
---      4 0, the fences that a waiter for several names wants of one
+--      4 1 if these are all names that it wants; 0 if there are others, which this step does not reach
 --      5 its notification channel ('-': queue without one, '': do not queue)
 --      6 since when it waits, by the time here in us (0: it has not)
 --
 -- Returns the fence                 granted, all of them, with this one fence; the ttl is full (or longer)
---         {0, ms, now_us, first, holder, lock}   refused by that lock; ms until the lease of its holder ends, negative if
---                                   that is not known; the time here; first is 1 if nobody else is before us in its queue;
---                                   holder is the token of the holder, '' if there is none
+--         {0, ms, now_us, place, holder, lock}   refused by that lock; ms until the lease of its holder ends, negative if
+--                                   that is not known; the time here; place is 1 if no other waiter is before us in its
+--                                   queue, 2 if it is kept for another waiter, else 0; holder is the token of the
+--                                   holder, or of that waiter, '' if there is none
 --         {-1, 0}                   refused; this token was given up before this request arrived
 --         {-2, kind}                refused; one of the names is in use as another kind of lock
 --         error FENCELIMIT, FENCETYPE   refused; see fence.lua
 --
--- One step, because whoever takes one lock after the other can meet somebody who does it the other way round. Nothing is
--- kept while it waits: what was granted to it in the meantime, but is not enough, is given back here, so nobody waits for
--- a lock that nobody holds. Among those who want several the one who has waited longest comes first, whichever
--- name it waits at: so they cannot go round in circles, each giving up for another.
+-- One step, because a client that takes one lock after the other can meet a client that does it the other way round.
+--
+-- For PATIENCE_US a waiter stands in the queue of the name that refused it. What is kept for it there, but is not enough, is
+-- given back in this step. If that was in vain, it stands in the queues of all its names, with one time of arrival, later
+-- than that of every other waiter there. From then on each name that comes free at its turn stays kept for it. Two
+-- waiters cannot each keep what the other needs: a name that is kept gives way to an earlier arrival, and a waiter that
+-- was struck off in one queue arrives anew in all. A waiter behind it may hold what it waits for (nested locks): so a waiter
+-- that has kept names from others for KEEPING_US, or for half of its wait if that is longer, arrives anew as well.
 
 -- include several.lua
 
@@ -40,104 +45,159 @@ if redis.call('EXISTS', each(5)) > 0 then
   return {-1, 0}
 end
 
--- include passing.lua
+-- include queue.lua
+-- include grant.lua
 
-local token, mine = ARGV[1], tonumber(ARGV[6])
-local free_in_ms, other_kind
+local PATIENCE_US = 100000
+local KEEPING_US = 2000000
+local token, since = ARGV[1], tonumber(ARGV[6])
 
--- Whether nobody who waits for the name looked at, which is free, comes before us. If somebody does, they are told.
-local function is_our_turn()
+local function take_all()
+  local fence
+  for name = 1, NAMES do
+    look_at(name)
+    if redis.call('GET', KEYS[1]) ~= token then
+      redis.call('SET', KEYS[1], token, 'PX', ARGV[2])
+    elseif redis.call('PTTL', KEYS[1]) < tonumber(ARGV[2]) then
+      redis.call('PEXPIRE', KEYS[1], ARGV[2])
+    end
+    strike_off(token)
+    fence = mint(last, '1', ARGV[3])
+  end
+  return fence
+end
+
+-- Where it stands and what it has: also if it does not know, because a reply was lost.
+local places, owned = 0, 0
+local most_wanted = 0 -- how many wait, this one included, for a name that is kept for it
+local waits_at, arrived, uneven
+for name = 1, NAMES do
+  look_at(name)
+  local score = redis.call('ZSCORE', KEYS[3], token)
+  if score then
+    uneven = uneven or (arrived and arrived ~= score)
+    places, waits_at, arrived = places + 1, name, score
+  end
+  if redis.call('GET', KEYS[1]) == token then
+    owned = owned + 1
+    most_wanted = math.max(most_wanted, redis.call('ZCARD', KEYS[3]))
+  end
+end
+if owned == NAMES then
+  return take_all()
+end
+
+local stands_in_all = ARGV[4] == '1' and places == NAMES and not uneven
+local has_kept_for_long = stands_in_all and most_wanted > 1 and now - arrived > math.max(KEEPING_US, (now - since) / 2)
+local in_all = stands_in_all
+  or (ARGV[4] == '1' and ARGV[5] ~= '' and since > 0 and math.abs(now - since) >= PATIENCE_US)
+local window_ms = {} -- by name: how long it is still free for clients that poll
+local mine = arrived and tonumber(arrived) or since -- its place in the order of arrival; 0: behind all others
+local other_kind
+
+-- Leave the queue of the name looked at. If it was kept for us, or is free, it goes to the next waiter.
+local function leave()
+  local owner = redis.call('GET', KEYS[1])
+  if owner == token then
+    redis.call('DEL', KEYS[1])
+  end
+  if redis.call('ZREM', KEYS[3], token) == 1 or owner == token then
+    redis.call('HDEL', KEYS[4], token)
+    if not owner or owner == token then
+      grant_next()
+    end
+  end
+end
+
+if in_all and (not stands_in_all or has_kept_for_long) then
+  mine = 0
+  for name = 1, NAMES do
+    look_at(name)
+    leave()
+    mine = math.max(mine, tonumber(arrival()))
+  end
+elseif not in_all and since > 0 then
+  mine = math.min(mine, since)
+end
+
+local function is_before(score, other)
+  return mine > 0 and (mine < score or (mine == score and token < other))
+end
+
+-- Whether no waiter for the name looked at comes before us. If one does, it gets the lock, which nobody holds.
+local function is_our_turn(owner)
   local waiter, entry = find_waiter(function(waiter, entry)
     return waiter == token or is_reachable(waiter, entry)
   end)
   if not waiter or waiter == token then
     return true
   end
-  local _, _, fences, channel = wanted(entry)
-  if fences ~= '0' then
+  local _, _, fences = wanted(entry)
+  if fences == '0' and is_before(tonumber(redis.call('ZSCORE', KEYS[3], waiter)), waiter) then
+    return true
+  end
+  if waiter ~= owner then
     grant(waiter, entry)
-    return false
   end
-  local since = tonumber(redis.call('ZSCORE', KEYS[3], waiter))
-  if mine == 0 or since < mine or (since == mine and waiter < token) then
-    notify_ask(channel, waiter, 0)
-    return false
-  end
-  return true
+  return false
 end
 
-local function may_have()
+local function may_have(name)
   local owner = redis.call('GET', KEYS[1])
   if owner == token or redis.call('EXISTS', KEYS[3]) == 0 then
     return not owner or owner == token
   end
   local free_until, kind = last_free()
+  other_kind = other_kind or kind
   if kind then
-    other_kind = kind
-  end
-  if kind or owner then
     return false
   end
+  if owner then -- if it is kept for a waiter, that one may have ended, or have come later
+    local score = redis.call('ZSCORE', KEYS[3], owner)
+    return score and (gives_way(owner, owner) or is_before(tonumber(score), owner)) and is_our_turn(owner)
+  end
   if free_until > now and free_until - now <= OPEN_US then
-    free_in_ms = math.ceil((free_until - now) / 1000) -- first comes the moment of those who only poll
+    window_ms[name] = math.ceil((free_until - now) / 1000)
     return false
   end
   return is_our_turn()
 end
 
--- Where it stands in a queue already: also if it does not know, because the reply was lost that would have told it.
-local waits_at
-for name = 1, NAMES do
-  look_at(name)
-  local since = redis.call('ZSCORE', KEYS[3], token)
-  if since then
-    waits_at = name
-    mine = mine > 0 and math.min(mine, tonumber(since)) or tonumber(since)
-  end
-end
-
 -- The name at which it waits is looked at first: as long as that is refused, it keeps its place there.
 local refused_at
-if waits_at then
-  look_at(waits_at)
-  refused_at = not may_have() and waits_at
-end
-for name = 1, refused_at and 0 or NAMES do
-  look_at(name)
-  if name ~= waits_at and not may_have() then
-    refused_at = name
-    break
-  end
-end
-
-if not refused_at then
-  local fence
-  for name = 1, NAMES do
+local may = {}
+local function try(name)
+  if (in_all or not refused_at) and may[name] == nil then
     look_at(name)
-    if not redis.call('SET', KEYS[1], token, 'NX', 'PX', ARGV[2]) and redis.call('PTTL', KEYS[1]) < tonumber(ARGV[2]) then
-      redis.call('PEXPIRE', KEYS[1], ARGV[2])
+    may[name] = may_have(name) and true or false
+    if not may[name] and (not refused_at or redis.call('ZRANGE', KEYS[3], 0, 0)[1] == token) then
+      refused_at = name
     end
-    fence = mint(last, '1', ARGV[3])
   end
-  if waits_at then
-    look_at(waits_at)
-    strike_off(token)
-  end
-  return fence
+end
+if waits_at then
+  try(waits_at)
+end
+for name = 1, NAMES do
+  try(name)
+end
+if not refused_at then
+  return take_all()
 end
 
+local entry = now_us .. ' ' .. ARGV[2] .. ' ' .. ARGV[3] .. ' 0 ' .. ARGV[5] -- 0 fences: it wants other names as well
 for name = 1, NAMES do
   look_at(name)
-  local granted = redis.call('GET', KEYS[1]) == token
-  if granted then
-    redis.call('DEL', KEYS[1])
-  end
-  if name == waits_at and name ~= refused_at then
-    strike_off(token)
-    granted = redis.call('EXISTS', KEYS[1]) == 0
-  end
-  if granted then
-    pass_on(false)
+  if other_kind or ARGV[5] == '' or not (in_all or name == refused_at) then
+    leave()
+  else
+    redis.call('ZADD', KEYS[3], 'NX', mine > 0 and string.format('%.0f', mine) or arrival(), token)
+    redis.call('HSET', KEYS[4], token, entry)
+    note_foreign(redis.call('GET', KEYS[1]))
+    keep_queue()
+    if may[name] then
+      redis.call('SET', KEYS[1], token, 'PX', KEPT_MS)
+    end
   end
 end
 if other_kind then
@@ -145,17 +205,9 @@ if other_kind then
 end
 
 look_at(refused_at)
-local first = 0
-if ARGV[5] ~= '' then
-  if waits_at ~= refused_at then
-    redis.call('ZADD', KEYS[3], mine > 0 and string.format('%.0f', mine) or arrival(), token)
-  end
-  local entry = now_us .. ' ' .. ARGV[2] .. ' ' .. ARGV[3] .. ' ' .. ARGV[4] .. ' ' .. ARGV[5]
-  redis.call('HSET', KEYS[4], token, entry)
-  note_foreign(redis.call('GET', KEYS[1]))
-  keep_queue()
-  first = head() == token and 1 or 0
-end
+local owner = redis.call('GET', KEYS[1])
+local first = head()
+local place = first == token and 1 or owner and owner == first and 2 or 0
 -- Read last, whatever else was read or written: a client that has the lock watched is told of the next write to it.
 local left_ms = redis.call('PTTL', KEYS[1])
-return {0, free_in_ms or left_ms, now, first, redis.call('GET', KEYS[1]) or '', KEYS[1]}
+return {0, window_ms[refused_at] or left_ms, now, place, owner or '', KEYS[1]}

@@ -26,13 +26,14 @@ if redis.call('EXISTS', each(3)) == 0 then
   return found
 end
 
--- include passing.lua
+-- include queue.lua
+-- include grant.lua
 
 read_time()
 for _, name in ipairs(freed) do
   look_at(name)
   if redis.call('EXISTS', KEYS[3]) == 1 then
-    pass_on(true)
+    free_or_grant(head())
   end
 end
 return found

@@ -54,7 +54,7 @@ local function should_ask(token)
   end
   note_foreign(owner)
   keep_queue()
-  if not owner or owner == token then
+  if not owner or owner == token or gives_way(owner, front, token) then
     return true
   end
   if head(front) ~= token then

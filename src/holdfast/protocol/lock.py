@@ -212,10 +212,12 @@ class BaseLock(Generic[L]):
             return Unavailable(outcome.causes, outcome.advice, f"lock {self.name!r}")
         holder = None
         if isinstance(outcome, Refused) and outcome.holder:
-            holder = holder_of(outcome.holder, max(0, outcome.left_ms) / 1000)
+            mode = "reserved" if outcome.reserved else ""
+            holder = holder_of(outcome.holder, max(0, outcome.left_ms) / 1000, mode)
         elif outcome is None and active is not None and active.fence:
             holder = holder_of(active.token.encode(), max(0.0, active.lasts - now))
-        return AcquireTimeout(self.name, waited, self._why_not(now, (yield from caller())), holder)
+        refused = hold.name_of(outcome.key) if isinstance(outcome, Refused) and outcome.key else ""
+        return AcquireTimeout(self.name, waited, self._why_not(now, (yield from caller())), holder, refused)
 
     def _note(self, lease: L, me: Hashable) -> None:
         """This lease has come from elsewhere, for that caller: it is this object's from now on."""

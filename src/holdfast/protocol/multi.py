@@ -1,23 +1,34 @@
 """A lock on several names: all of them or none.
 
-Invariant. The keys of all names hold the token of one hold, or none does for longer than one reservation (0.75 s).
-A waiter holds nothing: it stands in the queue of the first name that refused it, and what is granted to it there,
-but is not enough, is given back in the very step that finds this out. So nobody holds one name while it waits for
-another, and no order in which names are asked for can end in a deadlock.
+Invariant. A client holds all names or none. A waiter holds nothing, but a name that comes free at its turn is *kept*
+for it: its token is in the key, and stays in the queue, which marks the name as kept. A kept name becomes a hold only
+by the acquire step, which takes all names or none.
 
-Atomic: each step is one script over all names, as the mutex's are over one, and idempotent by the same token. They
-have one fence, greater than all that any of the names has seen. A lease that has lost one name is lost.
+Atomic: each step is one script over all names, as the mutex's are over one, and idempotent by the same token. They have
+one fence, greater than all that any of the names has seen. A lease that has lost one name is lost.
 
-Waiting. A bell only says that it is worth asking again, for it speaks of one name. Which one refused it the waiter is
-told, and, being the first in its queue, has that one watched, for somebody who knows of no queue may free it. Among
-those who want several the one who has waited longest comes first, by the server's time of its first refusal, which it
-says with each step. Without that, four who want the same two names can go round in circles, each woken for one while
-another is woken for the other. One who wants several names under constant load can wait for long: there must be a
-moment at which all of them are free, and nobody holds others up until there is. That is the price of holding no
-reservation.
+Waiting has two phases. At first the waiter stands in the queue of the name that refused it, and gives back what is kept
+for it there if another name refuses. So it holds up no other client, and gets all names as soon as all are free at
+once. After PATIENCE in vain it stands in the queues of all names, with one time of arrival, later than that of every
+other waiter there, and names that come free at its turn stay kept for it. So its wait ends when the holders and waiters
+before it have gone, however busy the names are.
 
-Why not one lock after the other in sorted order? It cannot deadlock either, but whoever waits for the last name
-keeps everybody from the first.
+No deadlock. Waiters have one order: the time of arrival, or in the first phase the server's time of the first refusal,
+which the waiter says with each step. A kept name gives way to an earlier waiter that asks for it. So the earliest of
+all waiters lacks only what is held. A waiter that was struck off in one of its queues arrives anew in all, else it
+would be early in one and late in another. A holder may itself wait for a name that is kept (nested locks): so a waiter
+that has kept names from others for 2 s, or for half of its wait if that is longer, arrives anew, behind them.
+
+Bounds. A kept name lasts 1.5 s, and each step of its waiter, every half second, begins that anew. If the waiter has
+ended, another waiter takes the name with its next step, half a second later at most; if it is frozen, once it was
+silent for a second.
+
+A notification says only that it is worth asking again, for it speaks of one name. The refusal says which name refused;
+a waiter that is first in the queue of that name has its key watched, because a client that knows of no queue may free
+it.
+
+Why not one lock after the other in sorted order? It cannot deadlock either, but a waiter for the last name holds the
+others all the time.
 
 Where one step cannot reach all names, as in a cluster, it is taken in parts: see parts.py.
 
@@ -39,6 +50,7 @@ from holdfast.protocol.lock import BaseLock, held_by, weakly
 __all__ = ["MOST_NAMES", "BaseMultiLock", "MultiHold", "together"]
 
 MOST_NAMES: Final = 32
+PATIENCE_US: Final = 100_000  # of waiting at one name; must match lua/multi_acquire.lua
 
 L = TypeVar("L", bound=BaseLease)
 
@@ -62,7 +74,7 @@ class _Several:
 
     def acquire_step(self, hold: MultiHold, channel: str, watch: bool) -> Step:
         ttl, retention, _ = hold.terms.said
-        args = hold.token, ttl, retention, "0", channel, str(hold.since_us)
+        args = hold.token, ttl, retention, "1", channel, str(hold.since_us)
         return Step("multi_acquire", _groups(hold), args, watch)
 
     def release_step(self, hold: MultiHold) -> Step:
@@ -123,8 +135,14 @@ class MultiHold(Hold):
         self._asked = when
         self.since_us = self.since_us or when[1]
 
+    @property
+    def ask_within(self) -> float:
+        """Until PATIENCE is over: then its next step takes a place in the queues of all names."""
+        left_us = PATIENCE_US - (self.asked[1] - self.since_us)
+        return (left_us + 1000) / 1e6 if left_us > 0 else super().ask_within
+
     def rung(self, word: Word, now: float) -> bool:
-        """One name was granted; all of them have to be asked for."""
+        """One name is kept for it; all of them have to be asked for."""
         return False
 
     def follow(self, other: Hold) -> None:

@@ -238,7 +238,7 @@ def _ask(  # noqa: PLR0917 (a dictionary of keywords would cost as much as half 
         pause = pause_for(hold.token, channel, attempt, reply.left_ms)
         if watches and not crowded and watched != (reply.key or hold.keys.main):
             pause = 0.0 if hold.kind is None and _is_polled(reply) else min(pause, WATCH_AFTER)
-    return Pause(pause)
+    return Pause(min(pause, hold.ask_within))
 
 
 def _is_crowded(hold: Hold, board: Switchboard) -> bool:

@@ -24,7 +24,8 @@ __all__ = ["InOrder", "is_divisible"]
 ACQUIRE: Final = "multi_acquire"
 ADOPT: Final = "multi_adopt"
 RENEW: Final = "multi_renew"
-_CHANNEL: Final = 4  # among the arguments of an acquire; empty if it does not queue
+_IS_WHOLE: Final = 3  # among the arguments of an acquire: whether it has all names,
+_CHANNEL: Final = 4  # and its channel; empty if it does not queue
 _WIDTH: Final = {  # how many keys a name has
     **dict.fromkeys((ACQUIRE, ADOPT, "multi_hand_over", "multi_release", "multi_abandon"), 5),
     RENEW: 1,
@@ -102,4 +103,7 @@ def _divide(whole: Step, place_of: Callable[[str], int]) -> list[Step]:
     places: dict[int, list[str]] = {}
     for start in range(0, len(whole.keys), width):
         places.setdefault(place_of(whole.keys[start]), []).extend(whole.keys[start : start + width])
-    return [whole._replace(keys=tuple(keys)) for _, keys in sorted(places.items())]
+    args = whole.args
+    if whole.script == ACQUIRE and len(places) > 1:
+        args = (*args[:_IS_WHOLE], "0", *args[_IS_WHOLE + 1 :])
+    return [whole._replace(keys=tuple(keys), args=args) for _, keys in sorted(places.items())]

@@ -68,8 +68,9 @@ class Refused(NamedTuple):
     left_ms: int  # until the holder's lease ends, or the yield window; negative: not known
     now_us: int  # the server's time
     first: bool  # no other waiter comes before us
-    holder: bytes  # the holder's token; empty in a yield window
+    holder: bytes  # the token of the holder, or of the waiter that it is reserved for; empty in a yield window
     key: str = ""  # of several names, the one that refused
+    reserved: bool = False  # it is kept for a waiter that wants other names as well
 
 
 class Abandoned(NamedTuple):
@@ -206,9 +207,10 @@ def _acquire(reply: object) -> Granted | Refused | Abandoned | WrongKind:
             return Granted(_fence(parts[1]), _slot(parts[2]))
         case 0, 5 | 6:
             key = _text(parts[5]) if len(parts) > 5 else ""
-            if type(parts[4]) is not bytes or parts[3] not in (0, 1):
+            place = parts[3]
+            if type(parts[4]) is not bytes or type(place) is not int or place not in (0, 1, 2):
                 raise Malformed
-            return Refused(_whole(parts[1]), _whole(parts[2], 0), parts[3] == 1, parts[4], key)
+            return Refused(_whole(parts[1]), _whole(parts[2], 0), place == 1, parts[4], key, place == 2)
         case -1, 2:
             return Abandoned()
         case -2, 2:
