@@ -49,7 +49,7 @@ def test_a_number_that_is_too_large_and_another_type_are_refused(
     with pytest.raises(holdfast.Unsupported, match=r"'x:hf1:fence:\{x\}'.*delete that key"):
         with make(client):
             pass
-    assert admin.exists("x", "x:hf1:room:{x}") == 0
+    assert admin.exists("x", "x:hf1:holders:{x}") == 0
     assert admin.dump(KEY) == before
     admin.delete(KEY)
     with make(client):

@@ -319,7 +319,7 @@ EVERY_STEP = (
 client = holdfast.connect(url)
 lock, key = client.lock("x"), "x"
 if sys.argv[2] == "permit":
-    lock, key = client.semaphore("x", 1), "x:hf1:room:{x}"
+    lock, key = client.semaphore("x", 1), "x:hf1:holders:{x}"
 client.adopt(lock.acquire().hand_over()).release()
 moment = interrupted = 0
 orphans = []

@@ -122,25 +122,25 @@ MISTAKES: Final[dict[str, tuple[str, str, tuple[str, ...], Mistake]]] = {
         "hand_over:semaphore",
         "PermitCount",
         (),
-        in_step("room_adopt", "  leave(holder)", "  place = 0\n  leave(holder)"),
+        in_step("room_adopt", "  slot = theirs", "  slot = theirs and 0"),
     ),
     "a_permit_that_nobody_has_given": (
         "race for a permit",
         "PermitCount",
         (),
-        in_step("room_adopt", "if place then", "place = place or 0\nif place then"),
+        in_step("room_adopt", "if slot then\n  if", "slot = slot or 0\nif slot then\n  if"),
     ),
     "a_writing_that_nobody_has_given": (
         "race of writers",
         "ModeExclusion",
         (),
-        in_step("room_adopt", "if place then", "place = place or -1\nif place then"),
+        in_step("room_adopt", "if slot then\n  if", "slot = slot or WRITER\nif slot then\n  if"),
     ),
     "others_are_let_in_beside_a_writer": (
         "hand_over:write",
         "ModeExclusion",
         (),
-        in_step("room_adopt", "place < 0 and ARGV[5] ~= 'all'", "place < 0"),
+        in_step("room_adopt", "slot == WRITER and ARGV[5] ~= 'all'", "slot == WRITER"),
     ),
     "the_fence_of_the_room_once_more": (
         "hand_over:read",
@@ -152,7 +152,7 @@ MISTAKES: Final[dict[str, tuple[str, str, tuple[str, ...], Mistake]]] = {
         "hand_over:read",
         "AcquireTotality",
         ("delay", "cancel"),
-        in_step("room_adopt", "if redis.call('EXISTS', KEYS[6]) == 1 then", "if false then"),
+        in_step("room_adopt", "if redis.call('EXISTS', KEYS[5]) == 1 then", "if false then"),
     ),
 }
 

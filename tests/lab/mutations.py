@@ -292,7 +292,7 @@ _UNKNOWN_OUTCOMES: Final[dict[str, Mistake]] = {
 }
 
 _IN_ROOMS: Final = "room_abandon room_acquire room_adopt room_release room_renew"  # the steps with room.lua in them
-_KEEPS_THE_KIND: Final = "  keep(3, 4, lease_ms + 1000)\n"
+_KEEPS_THE_KIND: Final = "  keep_queue(ms)\n"
 
 # What takes a late reply, a clock that is set back, or a long hold to be seen: scenarios of the world, not a search.
 # tests/lab/test_world_mutations.py has them.
@@ -324,7 +324,7 @@ IN_THE_WORLD: Final[dict[str, Mistake]] = {
     ),
     "kind_of_a_room_that_ends_before_its_holder": in_step(_IN_ROOMS, _KEEPS_THE_KIND, ""),
     "kind_of_a_room_of_which_half_is_kept": in_step(
-        _IN_ROOMS, _KEEPS_THE_KIND, "  redis.call('PEXPIRE', KEYS[3], lease_ms + 1000)\n"
+        _IN_ROOMS, _KEEPS_THE_KIND, "  redis.call('PEXPIRE', KEYS[4], ms)\n"
     ),
     "presence_that_ends_with_a_clock_set_back": in_step(
         _INCLUDING, "math.abs(now - seen) <= PRESENCE_US", "now - seen <= PRESENCE_US"

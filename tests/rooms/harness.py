@@ -28,11 +28,16 @@ class RoomPlay(Play):
                     assert isinstance(hold, RoomHold)
                     inside.append(hold.place)
         self.most = max(self.most, len(inside))
+        self.check_places(inside)
+
+    def check_places(self, inside: list[str]) -> None:
+        """Those may hold at the same time."""
         if "write" in inside:
             assert len(inside) == 1, f"a writer is not alone: {inside}"
         permits = [place for place in inside if place.startswith("permit")]
         assert len(permits) <= PERMITS, f"too many: {permits}"
         assert len(set(permits)) == len(permits), f"two have the same: {permits}"
+        assert all(0 <= int(place.split()[1]) < PERMITS for place in permits), f"no such permit: {permits}"
 
     def lock(self, client: holdfast.aio.Client, mode: str, **options: Any) -> Any:
         if mode == "permit":

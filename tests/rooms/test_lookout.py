@@ -13,7 +13,7 @@ from holdfast.protocol.lookout import AT_ONCE
 from tests.rooms.harness import MODES, RoomPlay
 
 TTL = 30.0  # so the next renewal comes after 10 s
-ROOM = "a:hf1:room:{a}"
+ROOM = "a:hf1:holders:{a}"
 THEFTS = {
     "deleted": ("DEL", ROOM),
     "overwritten": ("SET", ROOM, "another's"),

@@ -12,12 +12,12 @@ TTL = 5
 
 
 async def inside(api: Any, name: str) -> int:
-    return int(await api.raw("ZCARD", f"{name}:hf1:room:{{{name}}}"))
+    return int(await api.raw("ZCARD", f"{name}:hf1:holders:{{{name}}}")) // 2
 
 
 async def assert_forgotten(api: Any, name: str = "a") -> None:
     """Nothing is left but the fence."""
-    for key in ("room", "places", "queue", "waiters"):
+    for key in ("holders", "queue", "waiters"):
         assert await api.raw("EXISTS", f"{name}:hf1:{key}:{{{name}}}") == 0, key
     assert await api.raw("EXISTS", name) == 0
 
@@ -140,7 +140,7 @@ def test_release_of_several_permits_goes_on_after_one_that_was_lost(play: Any) -
         client = api.client()
         semaphore = client.semaphore("a", 3)
         kept, lost = await semaphore.acquire(), await semaphore.acquire()
-        await api.raw("ZREM", "a:hf1:room:{a}", lost.token)
+        await api.raw("ZREM", "a:hf1:holders:{a}", lost.token)
         with pytest.raises(holdfast.LeaseLost):
             await semaphore.release(2)
         assert [kept.held, lost.held] == [False, False]
@@ -258,7 +258,7 @@ def test_a_place_that_was_taken_away_is_missed_by_the_next_renewal(play: Any) ->
         told: list[Any] = []
         lost = await client.semaphore("a", 2, ttl=0.6, on_lost=told.append).acquire()
         kept = await client.semaphore("a", 2, ttl=TTL).acquire()
-        await api.raw("ZREM", "a:hf1:room:{a}", lost.token)
+        await api.raw("ZREM", "a:hf1:holders:{a}", lost.token)
         assert await lost.lost.wait(5) is True
         with pytest.raises(holdfast.LeaseLost, match="expired or was deleted"):
             lost.check()
@@ -276,7 +276,7 @@ def test_nothing_stays_for_ever(play: Any) -> None:
     async def scenario(api: Any) -> None:
         client = api.client(fence_retention=1)
         lease = await client.semaphore("a", 2, ttl=0.3, renew=False).acquire()
-        for key in ("room", "places", "queue", "waiters", "fence"):
+        for key in ("holders", "queue", "waiters", "fence"):
             assert 0 < await api.raw("PTTL", f"a:hf1:{key}:{{a}}") <= 5001, key
         await api.sleep(6)
         assert await api.raw("DBSIZE") == 0
@@ -431,7 +431,7 @@ def test_a_downgraded_lease_is_kept_and_left_like_any_other(play: Any) -> None:
 def test_a_lost_writer_cannot_be_downgraded(play: Any) -> None:
     async def scenario(api: Any) -> None:
         lease = await api.client().rwlock("a", ttl=TTL).write.acquire()
-        await api.raw("DEL", "a:hf1:room:{a}", "a:hf1:places:{a}")
+        await api.raw("DEL", "a:hf1:holders:{a}")
         with pytest.raises(holdfast.LeaseLost):
             await lease.downgrade()
         with pytest.raises(holdfast.LeaseLost):

@@ -22,7 +22,7 @@ from tests.rooms.harness import MODES
 from tests.servers import Server
 from tests.support import Script, _AioLock, async_eventually, asyncio_test, eventually, took
 
-ROOM = "x:hf1:room:{x}"
+ROOM = "x:hf1:holders:{x}"
 THEFTS = {
     "deleted": lambda admin: admin.delete(ROOM),
     "overwritten": lambda admin: admin.set(ROOM, "another's"),

@@ -7,12 +7,14 @@ waiter could come in, and whether an attempt that came to nothing has left a pla
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from holdfast.names import Keys
 from holdfast.protocol.room import ALL, ANY, room_keys
 
 __all__ = ["RoomView"]
+
+WRITER: Final = -2.0
 
 
 class RoomView:
@@ -21,13 +23,13 @@ class RoomView:
 
     def __init__(self, keys: Keys, wanted: Mapping[str, str]) -> None:
         self._wanted = dict(wanted)  # by the name of the client
-        self._inside, self._places = (key.encode() for key in (room_keys(keys)[0], room_keys(keys)[4]))
+        self._holders = room_keys(keys)[0].encode()
 
     def inside(self, store: Any) -> dict[bytes, float]:
-        """Who is inside, and in which place."""
-        places = store.values.get(self._places, {})
-        ends: dict[bytes, float] = store.values.get(self._inside, {})
-        return {token: places.get(token, 0.0) for token, end in ends.items() if end > store.now_us}
+        """The holders, and the slot of each, as in lua/room.lua."""
+        entries: dict[bytes, float] = store.values.get(self._holders, {})
+        slots = {token: entries.get(b"slot " + token) for token, end in entries.items() if end > store.now_us}
+        return {token: slot for token, slot in slots.items() if slot is not None}
 
     def is_free(self, store: Any, name: str | None) -> bool:
         """Whether that client could come in, if it is its turn; or, if nobody waits, whether nobody is inside."""
@@ -35,7 +37,7 @@ class RoomView:
         wanted = ALL if name is None else self._wanted[name]
         if not inside or wanted == ALL:
             return not inside
-        alone = any(place < 0 for place in inside.values())
+        alone = WRITER in inside.values()
         return not alone and (wanted == ANY or len(inside) < int(wanted[1:]))
 
     def has_place(self, store: Any, name: str) -> bool:

@@ -51,8 +51,8 @@ if found > 0 then
   end
   if front == '' or not owner then -- another kind of lock has '' in front of its queue
     local free_until, kind = last_free()
-    if kind then
-      return {-2, kind}
+    if kind or front == '' then
+      return {-2, kind or 'permit pool or latch'} -- without a kind: its waiters were deleted by hand
     end
     if not owner then
       local first, entry = head(front)

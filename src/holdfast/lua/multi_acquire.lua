@@ -144,10 +144,14 @@ end
 
 local function may_have(name)
   local owner = redis.call('GET', KEYS[1])
-  if owner == token or redis.call('EXISTS', KEYS[3]) == 0 then
+  local front = redis.call('ZRANGE', KEYS[3], 0, 0)[1]
+  if owner == token or not front then
     return not owner or owner == token
   end
   local free_until, kind = last_free()
+  if front == '' then -- without a kind: its waiters were deleted by hand
+    kind = kind or 'permit pool or latch'
+  end
   other_kind = other_kind or kind
   if kind then
     return false

@@ -1,11 +1,11 @@
--- Which of these are inside?
+-- Which of these hold the permit pool?
 --
--- KEYS 1 those inside (2 to 5 as in every step of a room)
+-- KEYS 1 the holders (2 to 4 as in every step of a pool)
 -- ARGV the tokens asked about
 --
--- Returns for each of them 1 if it is inside, else 0.
+-- Returns for each of them 1 if it is a holder, else 0.
 --
--- One step, because one request should serve all the holds that a client has in a room. It reads the key whatever it finds
+-- One step, because one request should serve all the holds that a client has on a pool. It reads the key whatever it finds
 -- there, and changes nothing: a client that has it watched is told of the next write.
 
 -- include fence.lua
@@ -14,10 +14,12 @@ read_time()
 local found = {}
 for number, token in ipairs(ARGV) do
   local ends = redis.pcall('ZSCORE', KEYS[1], token)
-  -- If somebody has put something else there, nobody is inside. Of any other error we do not know what it means for us.
+  -- If somebody has put something else there, nobody holds it. Of any other error we do not know what it means for us.
   if type(ends) == 'table' and not string.find(ends.err, 'WRONGTYPE', 1, true) then
     return ends
   end
-  found[number] = type(ends) == 'string' and tonumber(ends) > now and 1 or 0
+  local slot_entry = 'slot ' .. token -- see room.lua
+  local held = type(ends) == 'string' and tonumber(ends) > now and redis.call('ZSCORE', KEYS[1], slot_entry)
+  found[number] = held and 1 or 0
 end
 return found

@@ -1,16 +1,17 @@
--- How full is the room?
+-- How full is the permit pool?
 --
--- KEYS 1 those inside   5 the places (2 to 4 as in every step of a room)
+-- KEYS 1 the holders (2 to 4 as in every step of a pool)
 -- (no ARGV)
 --
--- Returns {inside, alone}: how many are inside, and 1 if it is one who has the room to itself.
+-- Returns {holders, alone}: how many there are, and 1 if it is a writer.
 --
--- One step, because both are to be said of the same moment. It changes nothing: who is inside beyond its end does not count.
+-- One step, because both are to be said of the same moment. It changes nothing: a holder whose lease has ended
+-- does not count.
 
 -- include fence.lua
 
 read_time()
 local after_now = '(' .. now_us
-local inside = redis.call('ZCOUNT', KEYS[1], after_now, '+inf')
-local place = redis.call('ZRANGE', KEYS[5], 0, 0, 'WITHSCORES')[2]
-return {inside, inside == 1 and tonumber(place) == -1 and 1 or 0}
+local holders = redis.call('ZCOUNT', KEYS[1], after_now, '+inf')
+local slot = redis.call('ZRANGE', KEYS[1], 0, 0, 'WITHSCORES')[2]
+return {holders, holders == 1 and tonumber(slot) == -2 and 1 or 0} -- WRITER in room.lua

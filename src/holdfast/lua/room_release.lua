@@ -1,18 +1,18 @@
--- Leave a room, and let in those who are next and fit.
+-- Leave a permit pool, and let in those who are next and fit.
 --
--- KEYS 1 those inside   2 the last fence   3 the queue   4 its waiters   5 the places
+-- KEYS 1 the holders   2 the last fence   3 the queue   4 its waiters
 -- ARGV 1 token
 --
--- Returns 1 it has left, 0 it was not inside, or its lease had ended.
+-- Returns 1 it has left, 0 it was no holder, or its lease had ended.
 --
--- One step, because a place that is free for a moment goes to whoever happens to ask, not to whoever has waited longest.
+-- One step, because a permit that is free for a moment goes to whoever happens to ask, not to whoever has waited longest.
 -- It frees before it allocates, so that it works on a full server too.
 
 -- include fence.lua
 -- include queue.lua
 -- include room.lua
 
-local ends = redis.call('ZSCORE', KEYS[1], ARGV[1])
+local ends = hold_of(ARGV[1])
 if not ends then
   return 0
 end
@@ -21,4 +21,4 @@ leave(ARGV[1])
 purge()
 let_in()
 close_if_empty()
-return tonumber(ends) > now and 1 or 0
+return ends > now and 1 or 0

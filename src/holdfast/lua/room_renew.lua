@@ -1,9 +1,9 @@
 -- Make our lease last at least so long from now; never make it shorter. And take out those whose lease has ended.
 --
--- KEYS 1 those inside   2 the last fence   3 the queue   4 its waiters   5 the places
+-- KEYS 1 the holders   2 the last fence   3 the queue   4 its waiters
 -- ARGV 1 token   2 ttl in ms
 --
--- Returns 1 renewed, 0 it is not inside, or its lease had ended.
+-- Returns 1 renewed, 0 it is no holder, or its lease had ended.
 --
 -- One step, because only the holder may make its lease longer, and it can end between a look and a write.
 
@@ -13,11 +13,9 @@
 
 read_time()
 local found = purge()
-local ends = redis.call('ZSCORE', KEYS[1], ARGV[1])
-if ends and tonumber(ends) < now + ARGV[2] * 1000 then
-  redis.call('ZREM', KEYS[5], '') -- nothing; but a step that has begun to write may go on, even on a full server
-  redis.call('ZADD', KEYS[1], string.format('%.0f', now + ARGV[2] * 1000), ARGV[1])
-  keep_all(tonumber(ARGV[2]))
+local ends, slot = hold_of(ARGV[1])
+if ends then
+  prolong(ARGV[1], ends, slot, tonumber(ARGV[2]))
 end
 if found then
   let_in()

@@ -1,9 +1,9 @@
--- Let others in beside us, who had the room to itself: from writing to reading, without a moment in between.
+-- From writing to reading, without a moment in between: let readers in beside us.
 --
--- KEYS 1 those inside   2 the last fence   3 the queue   4 its waiters   5 the places
+-- KEYS 1 the holders   2 the last fence   3 the queue   4 its waiters
 -- ARGV 1 token
 --
--- Returns 1 it is inside and no longer alone, 0 it is not inside, or its lease had ended.
+-- Returns 1 it reads, 0 it is no holder, or its lease had ended.
 --
 -- One step, because between leaving and coming back another writer would get in. Done twice it is as if done once.
 
@@ -13,10 +13,10 @@
 
 read_time()
 purge()
-if not redis.call('ZSCORE', KEYS[1], ARGV[1]) then
+if not hold_of(ARGV[1]) then
   return 0
 end
-redis.call('ZREM', KEYS[5], '') -- nothing; but a step that has begun to write may go on, even on a full server
-redis.call('ZADD', KEYS[5], 0, ARGV[1])
+redis.call('ZREM', KEYS[1], '') -- nothing; but a step that has begun to write may go on, even on a full server
+redis.call('ZADD', KEYS[1], READER, slot_entry(ARGV[1]))
 let_in()
 return 1

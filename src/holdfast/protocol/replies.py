@@ -77,6 +77,11 @@ class Abandoned(NamedTuple):
     """This token was given up before the request arrived."""
 
 
+# What the kind of a permit pool ends in, on the wire. Earlier versions wrote the kind without it, and kept holders in
+# other keys. So each version refuses a name that the other one uses.
+POOL: Final = "pool"
+
+
 class WrongKind(NamedTuple):
     """The name is in use as another kind of lock."""
 
@@ -178,6 +183,12 @@ def _text(value: object) -> str:
     return value.decode(errors="replace")
 
 
+def _kind(value: object) -> str:
+    kind = _text(value)
+    earlier = " of an earlier version of Holdfast" if kind in ("semaphore", "rwlock") else ""
+    return kind.removesuffix(POOL) + earlier
+
+
 def _bytes_or_none(value: object) -> bytes | None:
     if value is not None and type(value) is not bytes:
         raise Malformed
@@ -214,7 +225,7 @@ def _acquire(reply: object) -> Granted | Refused | Abandoned | WrongKind:
         case -1, 2:
             return Abandoned()
         case -2, 2:
-            return WrongKind(_text(parts[1]))
+            return WrongKind(_kind(parts[1]))
     raise Malformed
 
 
@@ -266,7 +277,7 @@ def _inside(reply: object) -> tuple[int, bool]:
 def _latch(reply: object) -> Remaining | OtherCount | WrongKind:
     left, more = _parts(reply, 2)
     if _whole(left, -2) == -2:
-        return WrongKind(_text(more))
+        return WrongKind(_kind(more))
     return Remaining(left) if left >= 0 else OtherCount(_whole(more, 0))
 
 
@@ -278,7 +289,7 @@ def _present(reply: object) -> list[int]:
 
 def _leading(reply: object) -> Leading:
     token, fence, kind = _parts(reply, 3)
-    return Leading(_bytes_or_none(token), None if fence is None else _fence(fence), "" if kind is None else _text(kind))
+    return Leading(_bytes_or_none(token), None if fence is None else _fence(fence), "" if kind is None else _kind(kind))
 
 
 def _cache_look(reply: object) -> Found | Claimed | Computing | Failed | Abandoned:

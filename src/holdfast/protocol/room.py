@@ -15,8 +15,11 @@ An object of a room may have many leases, of many threads or tasks, each with a 
 writer's object has one gate, like any lock. Cohorts do not apply: a permit that goes round within a process would keep
 others waiting who were first.
 
-Whose place is taken away by somebody else learns that from its keeper, which has the room watched: see lookout.py.
-Those who wait do not: they ask every half second, and so find out that a room was emptied by hand.
+A holder whose place is taken away by somebody else learns that from its keeper, which has the room watched: see
+lookout.py. Waiters do not: they ask every half second, and so find out that a room was emptied by hand.
+
+Damage by hand. All that the server knows of a holder is in one key. If that is deleted, the holder is told; if another
+key of the room is deleted, the holder still counts. So no key can be deleted that lets two in without telling one.
 """
 
 from __future__ import annotations
@@ -33,6 +36,7 @@ from holdfast.protocol.effects import STOPPED, Effects, Step, caller
 from holdfast.protocol.handover import adopt, read_ticket
 from holdfast.protocol.lock import BaseLock, release_lease, weakly
 from holdfast.protocol.lookout import SharedHold
+from holdfast.protocol.replies import POOL
 
 __all__ = ["ALL", "ANY", "BaseRoom", "RoomHold", "room_keys"]
 
@@ -43,9 +47,9 @@ L = TypeVar("L", bound=BaseLease)
 
 
 def room_keys(keys: Keys) -> tuple[str, ...]:
-    """Those inside, the fence, the queue, its waiters, the places: what every step of a room wants."""
+    """The holders, the fence, the queue, its waiters: what every step of a permit pool wants."""
     _, fence, queue, waiters = keys.shared
-    return f"{keys.head}room{keys.tail}", fence, queue, waiters, f"{keys.head}places{keys.tail}"
+    return f"{keys.head}holders{keys.tail}", fence, queue, waiters
 
 
 class _Room:
@@ -60,7 +64,7 @@ class _Room:
         return Step(
             "room_acquire",
             (*hold.room, keys.tombstone(token), keys.main),
-            (token, ttl, retention, hold.species, channel, hold.wanted),
+            (token, ttl, retention, f"{hold.species}{POOL}", channel, hold.wanted),
         )
 
     def release_step(self, hold: RoomHold) -> Step:
