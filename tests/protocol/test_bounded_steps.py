@@ -214,6 +214,43 @@ def test_a_score_beyond_all_times_keeps_the_order_of_those_who_come(score: str) 
         play.start(play.holder, waiter.outcome().release())
 
 
+@pytest.mark.parametrize("wants", ["abc", "n", "n1x", "ALL", "5"])
+def test_a_waiter_of_a_pool_that_wants_nonsense_is_struck_off(wants: str) -> None:
+    play = Crowded()
+    held = play.start(play.holder, play.holder.semaphore("a", permits=1, ttl=TTL).acquire())
+    play.run(0.01)
+    play.call("ZADD", QUEUE, 1, "forged")
+    play.call("HSET", WAITERS, "forged", play.entry(fences=wants, channel="-"))
+    waiter = play.start(play.waiter, play.waiter.semaphore("a", permits=1, ttl=TTL).acquire())
+    play.run(0.05)
+    play.start(play.holder, held.outcome().release())
+    play.run(0.05)
+    assert waiter.outcome() is not None
+    assert play.call("ZSCORE", QUEUE, "forged") is None
+
+
+def test_one_step_takes_out_a_bounded_number_of_ended_holders() -> None:
+    play = Crowded()
+    holders = "a:hf1:holders:{a}"
+    number = 3 * SEARCHED
+    for each in range(number):
+        play.call("ZADD", holders, play.world.store.now_us - 1_000_000, f"forged{each}", each, f"slot forged{each}")
+    play.call("ZADD", QUEUE, 0, "")
+    play.call("HSET", WAITERS, "", "semaphorepool")
+    attempts = 0
+    while True:
+        attempt = play.start(play.waiter, play.waiter.semaphore("a", permits=2, ttl=TTL).acquire(blocking=False))
+        play.run(0.01)
+        attempts += 1
+        left = play.call("ZCARD", holders) // 2
+        if attempt.outcome() is not None:
+            break
+        assert left >= number - attempts * (SEARCHED + 50)
+        assert attempts < 10
+    assert attempts > 2
+    assert left == 1
+
+
 def test_entries_of_the_hash_alone_and_of_the_queue_alone_are_harmless() -> None:
     play = Crowded()
     for each in range(100):

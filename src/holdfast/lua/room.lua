@@ -95,6 +95,10 @@ local function purge()
   return found
 end
 
+local function is_amount(wanted)
+  return wanted == 'any' or wanted == 'all' or string.find(wanted, '^n%d+$')
+end
+
 local function lowest_slot()
   return tonumber(redis.call('ZRANGE', KEYS[1], 0, 0, 'WITHSCORES')[2])
 end
@@ -198,7 +202,7 @@ local function let_in(me, wanted)
         return fits(wanted), true
       elseif token == '' then -- no waiter
         kept = kept + 1
-      elseif not channel or not is_present(entry) then
+      elseif not channel or not is_amount(wants) or not is_present(entry) then
         strike_off(token)
       else
         local state = listeners(channel)
