@@ -115,6 +115,7 @@ class Hold:
     seen = (0.0, 0)  # the same for the last step by which the keeper has shown its presence
     crowded = False  # it waited as one of very many: the keeper cleans up after it
     outcome: Refused | HoldfastError | None = None  # of the last acquire step
+    nested = ""  # the tokens that its caller holds: see lua/multi_acquire.lua
     queued = False  # it stands in the queue on the server, as far as we know
     fate: dict[None, object] | None = None  # who has called it to the seat of its process; or that it has left
     seated = True  # False from when it stands in line for the seat of its process until it has come to sit

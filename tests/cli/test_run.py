@@ -310,13 +310,17 @@ def test_nothing_is_taken_when_one_of_several_names_is_busy(server, call):
     assert client.get("b") == b"somebody else's"
 
 
-def test_who_waits_for_one_of_several_names_keeps_nobody_from_the_others(server, start, call):
+def test_a_wait_for_several_names_reserves_those_that_are_free(server, start, call):
     client = server.client()
     client.set("b", "somebody else's")
     process = start(server, "--json", "a", "b", "--", "echo", "ran")
     waiting = json.loads(process.stderr.readline())
     assert (waiting["event"], waiting["name"]) == ("waiting", "a, b")
-    assert call(server, "--wait", "0", "a", "--", "echo", "meanwhile") == (0, "meanwhile\n", "")
+    eventually(lambda: client.exists("a"), what="the free name is reserved")
+    code, out, err = call(server, "--wait", "0", "a", "--", "echo", "meanwhile")
+    assert (code, out) == (75, "")
+    assert "is reserved for" in err
+    assert "which waits for other names as well" in err
     client.delete("b")
     code, out, err = ended(process)
     assert (code, out) == (0, "ran\n")

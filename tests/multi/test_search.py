@@ -107,7 +107,7 @@ MISTAKES_IN_KEEPING = {
     "struck off in one queue, it keeps its place in the others": (
         ("NoLostWakeup", "ArrivalOrder"),
         ("ab", "ab", "ab"),
-        in_step("multi_acquire", "if in_all and (not stands_in_all or has_kept_for_long) then", "if false then")
+        in_step("multi_acquire", "if in_all and not stands_in_all then", "if false then")
         + in_step("multi_acquire", "mine > 0 and string.format('%.0f', mine) or arrival(), token)", "arrival(), token)")
         + in_step(
             "multi_acquire",

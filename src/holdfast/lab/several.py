@@ -2,7 +2,8 @@
 
 A name is *kept* for a waiter whose token is in the key and in the queue of that name; no client relies on a kept name.
 Beside the invariants of every lock, the search looks into the store after each step: whether a client holds some of its
-names only, and whether one was served before another that stands in all its queues and arrived earlier.
+names only, and whether one was served before another that stands in all its queues and arrived earlier (less than 2 s
+ago, and neither was struck by a fault; a client that was refused earlier and stands in one queue may be served first).
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ __all__ = ["SEVERAL_PROMISES", "SEVERAL_PROMISES_MEAN", "NamesView", "several_co
 
 _CLIENTS: Final = "ABCDEFGH"
 _SHARED: Final = "b"  # the name whose key the search watches
-# A waiter that is stopped or has ended is found out after a second, by a step that others send every half second.
-_KEPT_FOR_THE_DEAD_US: Final = 1_600_000
+# A stopped waiter is passed over after a second, by a step that others send every half second.
+_KEPT_FOR_THE_STOPPED_US: Final = 1_600_000
+_LENT_AFTER_US: Final = 2_000_000  # from then on a kept name goes to a later waiter now and then; see multi_acquire.lua
 
 
 class NamesView:
@@ -89,6 +91,8 @@ class NamesView:
         queue = self._queue(before, letter)
         arrived = queue.get(token, float("inf"))
         for other, score in queue.items():
+            if after.now_us - score >= _LENT_AFTER_US:
+                continue
             everywhere = all(self._queue(before, name).get(other) == score for name in self._wants_of(other))
             if (
                 everywhere
@@ -127,7 +131,7 @@ def several_config(*wants: str, **bounds: Any) -> Config:
         await take_and_give_back(site, names_of(site.machine.name))
 
     view, keys = NamesView(wants), keys_of(_SHARED)
-    bounds = {"clients": len(wants), "idle_us_per_fault": _KEPT_FOR_THE_DEAD_US, **bounds}
+    bounds = {"clients": len(wants), "idle_us_per_fault": _KEPT_FOR_THE_STOPPED_US, **bounds}
     return fenced_config(key=keys.main, queue=keys.shared[2], view=view, looks=view.look, **bounds)._replace(
         make_lock=make_lock, program=visit, alike=len(set(wants)) == 1
     )

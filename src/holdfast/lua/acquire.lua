@@ -7,6 +7,7 @@
 -- ARGV 1 token   2 ttl in ms   3 how long a fence is remembered after it was given out, in ms
 --      4 how many fences to set aside for this holder and those it may pass the lock on to
 --      5 its notification channel ('-': queue without one, '': do not queue)
+--      6 the tokens that its caller holds, each behind ';'
 --
 -- Returns the fence                 granted; the ttl is full (or longer), whether the key was free or already ours
 --         {0, ms, now_us, place, holder}   refused; ms until the holder's lease ends, -1 if it never does; the time here;
@@ -86,13 +87,16 @@ end
 
 if ARGV[5] ~= '' then
   redis.call('ZADD', KEYS[3], 'NX', arrival(), ARGV[1]) -- who stands there already keeps its place
-  local entry = now_us .. ' ' .. ARGV[2] .. ' ' .. ARGV[3] .. ' ' .. ARGV[4] .. ' ' .. ARGV[5]
+  local entry = now_us .. ' ' .. ARGV[2] .. ' ' .. ARGV[3] .. ' ' .. ARGV[4] .. ARGV[6] .. ' ' .. ARGV[5]
   redis.call('HSET', KEYS[4], ARGV[1], entry)
   note_foreign(owner)
   keep_queue()
   front = head(front)
 end
-local place = front == ARGV[1] and 1 or owner and owner == front and 2 or 0
+local place = place_of(front, owner, ARGV[1])
+if place == 2 and ARGV[6] ~= '' then
+  wake(owner)
+end
 -- Read last, whatever else was read or written: a client that has the lock watched is told of the next write to it.
 local left_ms = redis.call('PTTL', KEYS[1])
 return {0, free_in_ms or left_ms, now, place, owner or ''}

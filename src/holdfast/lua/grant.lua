@@ -20,7 +20,7 @@ local GRANTS = 8 -- and so many grants, if no foreign token was seen
 local POLLED_SHUT_US = 40000 -- the same, if one was seen
 local POLLED_US = 60000000 -- how long a foreign token is remembered
 local MOST_SHUT_US = 300000 -- what foreign clients have used is paid back by no more than this
-local KEPT_MS = 1500 -- how long a lock is kept for a waiter that wants other names as well; each step of it begins anew
+local KEPT_MS = 1500 -- how long a lock is kept for a waiter that wants other names as well; each acquire step renews it
 local FADING = 10 -- this part of the time since it was seen is added to the time between two windows
 
 -- The end of the last window; of what kind the name is, if it is no mutex; the grants since; when a foreign token was seen;
@@ -62,7 +62,7 @@ end
 
 -- What a waiter wants: ttl, retention, fences and its channel. nil if its entry is not one of a mutex.
 local function wanted(entry)
-  local ttl_ms, retention_ms, fences, channel = string.match(entry, '^%d+ (%d+) (%d+) (%d+) (.+)$')
+  local ttl_ms, retention_ms, fences, channel = string.match(entry, '^%d+ (%d+) (%d+) (%d+)%S* (.+)$')
   if channel and tonumber(fences) <= 64 then
     return ttl_ms, retention_ms, fences, channel
   end
@@ -76,8 +76,8 @@ end
 -- A lock is kept for a waiter that wants other names as well: its token is in the key, and stays in the queue, which marks
 -- the lock as kept. It becomes a hold only by the waiter's own acquire step, which takes all names or none.
 
--- Whether the lock is kept for that owner and goes to another waiter all the same: because the owner has ended, or because
--- ``token``, which asks, came earlier and is first in the queue. ``front`` is the first in the queue.
+-- Whether the lock is kept for that owner and goes to another waiter all the same: because the owner has ended or was silent for a second, or
+-- because ``token``, which asks, came earlier and is first in the queue. ``front`` is the first in the queue.
 local function gives_way(owner, front, token)
   if owner == front then
     local entry = redis.call('HGET', KEYS[4], owner)
@@ -86,10 +86,21 @@ local function gives_way(owner, front, token)
   return front == token and redis.call('ZSCORE', KEYS[3], owner)
 end
 
+-- What a refusal says of the queue: 1 if ``token`` is first in it, 2 if the lock is kept for the first, else 0.
+local function place_of(first, owner, token)
+  return first == token and 1 or owner and owner == first and 2 or 0
+end
+
 -- Notify a waiter that it is first in the queue, so that it has the lock watched.
 local function notify_first(token, entry, pause_ms)
   local _, _, _, channel = wanted(entry)
   notify_ask(channel or '-', token, pause_ms)
+end
+
+-- A client asks for a lock that is kept for another waiter, and holds locks itself: perhaps what that waiter waits for. Let
+-- that waiter look, with its own step, which knows all its names.
+local function wake(token)
+  notify_first(token, redis.call('HGET', KEYS[4], token) or '', 0)
 end
 
 -- Give a free lock to the next waiter. One with a subscriber is granted its full ttl, with a fence, and is notified. One

@@ -2,17 +2,18 @@
 --
 -- KEYS five for each name, see several.lua
 -- ARGV 1 token   2 ttl in ms   3 how long a fence is remembered after it was given out, in ms
---      4 1 if these are all names that it wants; 0 if there are others, which this step does not reach
+--      4 1 if KEYS has all names of the lock; 0 if others are in another slot
 --      5 its notification channel ('-': queue without one, '': do not queue)
---      6 since when it waits, by the time here in us (0: it has not)
+--      6 the time here of its first refusal, in us (0: none yet)
+--      7 the tokens that its caller holds, each behind ';'
 --
 -- Returns the fence                 granted, all of them, with this one fence; the ttl is full (or longer)
---         {0, ms, now_us, place, holder, lock}   refused by that lock; ms until the lease of its holder ends, negative if
---                                   that is not known; the time here; place is 1 if no other waiter is before us in its
---                                   queue, 2 if it is kept for another waiter, else 0; holder is the token of the
---                                   holder, or of that waiter, '' if there is none
+--         {0, ms, now_us, place, holder, lock}   refused by that lock; ms until its key expires, negative if it does not
+--                                   or there is none, in a yield window until that ends; the time here; place is 1 if no
+--                                   other waiter is before us in its queue, 2 if it is kept for the first waiter, else
+--                                   0; holder is the token of the holder, or of that waiter, '' if there is none
 --         {-1, 0}                   refused; this token was given up before this request arrived
---         {-2, kind}                refused; one of the names is in use as another kind of lock
+--         {-2, kind, lock}          refused; that lock is in use as another kind
 --         error FENCELIMIT, FENCETYPE   refused; see fence.lua
 --
 -- One step, because a client that takes one lock after the other can meet a client that does it the other way round.
@@ -21,8 +22,11 @@
 -- given back in this step. If that was in vain, it stands in the queues of all its names, with one time of arrival, later
 -- than that of every other waiter there. From then on each name that comes free at its turn stays kept for it. Two
 -- waiters cannot each keep what the other needs: a name that is kept gives way to an earlier arrival, and a waiter that
--- was struck off in one queue arrives anew in all. A waiter behind it may hold what it waits for (nested locks): so a waiter
--- that has kept names from others for KEEPING_US, or for half of its wait if that is longer, arrives anew as well.
+-- was struck off in one queue arrives anew in all.
+--
+-- A waiter behind it may hold what it waits for, directly (nested locks) or by waiting for others. So a kept name is given
+-- to a waiter that says it holds what refuses us, and to the next waiter when this one has stood in all queues for
+-- KEEPING_US, for twice that time, and so on. It keeps its place, and is first again when that name is released.
 
 -- include several.lua
 
@@ -50,6 +54,7 @@ end
 
 local PATIENCE_US = 100000
 local KEEPING_US = 2000000
+local MAX_BEHIND = 50 -- waiters that are looked at to find one that should go first
 local token, since = ARGV[1], tonumber(ARGV[6])
 
 local function take_all()
@@ -67,9 +72,8 @@ local function take_all()
   return fence
 end
 
--- Where it stands and what it has: also if it does not know, because a reply was lost.
+-- Read its places and kept names: the client may not know them, if a reply was lost.
 local places, owned = 0, 0
-local most_wanted = 0 -- how many wait, this one included, for a name that is kept for it
 local waits_at, arrived, uneven
 for name = 1, NAMES do
   look_at(name)
@@ -80,7 +84,6 @@ for name = 1, NAMES do
   end
   if redis.call('GET', KEYS[1]) == token then
     owned = owned + 1
-    most_wanted = math.max(most_wanted, redis.call('ZCARD', KEYS[3]))
   end
 end
 if owned == NAMES then
@@ -88,12 +91,12 @@ if owned == NAMES then
 end
 
 local stands_in_all = ARGV[4] == '1' and places == NAMES and not uneven
-local has_kept_for_long = stands_in_all and most_wanted > 1 and now - arrived > math.max(KEEPING_US, (now - since) / 2)
 local in_all = stands_in_all
   or (ARGV[4] == '1' and ARGV[5] ~= '' and since > 0 and math.abs(now - since) >= PATIENCE_US)
 local window_ms = {} -- by name: how long it is still free for clients that poll
 local mine = arrived and tonumber(arrived) or since -- its place in the order of arrival; 0: behind all others
-local other_kind
+local other_kind, other_at
+local refusing = {} -- the tokens of the holders that refuse it
 
 -- Leave the queue of the name looked at. If it was kept for us, or is free, it goes to the next waiter.
 local function leave()
@@ -109,7 +112,7 @@ local function leave()
   end
 end
 
-if in_all and (not stands_in_all or has_kept_for_long) then
+if in_all and not stands_in_all then
   mine = 0
   for name = 1, NAMES do
     look_at(name)
@@ -124,7 +127,8 @@ local function is_before(score, other)
   return mine > 0 and (mine < score or (mine == score and token < other))
 end
 
--- Whether no waiter for the name looked at comes before us. If one does, it gets the lock, which nobody holds.
+-- Whether no waiter for the name looked at comes before us. If one does, it gets the lock, which is free or kept for a later
+-- waiter.
 local function is_our_turn(owner)
   local waiter, entry = find_waiter(function(waiter, entry)
     return waiter == token or is_reachable(waiter, entry)
@@ -152,12 +156,13 @@ local function may_have(name)
   if front == '' then -- without a kind: its waiters were deleted by hand
     kind = kind or 'permit pool or latch'
   end
-  other_kind = other_kind or kind
   if kind then
+    other_kind, other_at = kind, KEYS[1]
     return false
   end
   if owner then -- if it is kept for a waiter, that one may have ended, or have come later
     local score = redis.call('ZSCORE', KEYS[3], owner)
+    refusing[owner] = not score
     return score and (gives_way(owner, owner) or is_before(tonumber(score), owner)) and is_our_turn(owner)
   end
   if free_until > now and free_until - now <= OPEN_US then
@@ -189,7 +194,38 @@ if not refused_at then
   return take_all()
 end
 
-local entry = now_us .. ' ' .. ARGV[2] .. ' ' .. ARGV[3] .. ' 0 ' .. ARGV[5] -- 0 fences: it wants other names as well
+-- Whether it has stood in all queues for KEEPING_US, or twice that time, and so on, since its last step.
+local lends = false
+if stands_in_all then
+  look_at(waits_at)
+  local before = tonumber(string.match(redis.call('HGET', KEYS[4], token) or '', '^%d+')) or now
+  local after_us = KEEPING_US
+  while after_us <= now - arrived do
+    lends = lends or before - arrived < after_us
+    after_us = 2 * after_us
+  end
+end
+
+-- Give the name looked at, which is free or kept for us, to a waiter behind us that should go first; whether there is one.
+local function lend()
+  for _, waiter in ipairs(redis.call('ZRANGE', KEYS[3], 0, MAX_BEHIND)) do
+    local entry = waiter ~= token and redis.call('HGET', KEYS[4], waiter)
+    if entry and is_present(entry) and is_reachable(waiter, entry) then
+      local goes_first = lends
+      for held in string.gmatch(string.match(entry, '^%d+ %d+ %d+ (%S*)') or '', ';([^;]+)') do
+        goes_first = goes_first or refusing[held]
+      end
+      if goes_first then
+        grant(waiter, entry)
+        return true
+      end
+    end
+  end
+  return false
+end
+
+local fences = '0' .. ARGV[7] -- no fence for one name alone
+local entry = now_us .. ' ' .. ARGV[2] .. ' ' .. ARGV[3] .. ' ' .. fences .. ' ' .. ARGV[5]
 for name = 1, NAMES do
   look_at(name)
   if other_kind or ARGV[5] == '' or not (in_all or name == refused_at) then
@@ -199,19 +235,22 @@ for name = 1, NAMES do
     redis.call('HSET', KEYS[4], token, entry)
     note_foreign(redis.call('GET', KEYS[1]))
     keep_queue()
-    if may[name] then
+    if may[name] and not lend() then
       redis.call('SET', KEYS[1], token, 'PX', KEPT_MS)
     end
   end
 end
 if other_kind then
-  return {-2, other_kind}
+  return {-2, other_kind, other_at}
 end
 
 look_at(refused_at)
 local owner = redis.call('GET', KEYS[1])
 local first = head()
-local place = first == token and 1 or owner and owner == first and 2 or 0
+local place = place_of(first, owner, token)
+if place == 2 and ARGV[7] ~= '' then
+  wake(owner)
+end
 -- Read last, whatever else was read or written: a client that has the lock watched is told of the next write to it.
 local left_ms = redis.call('PTTL', KEYS[1])
 return {0, window_ms[refused_at] or left_ms, now, place, owner or '', KEYS[1]}

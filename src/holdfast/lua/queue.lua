@@ -3,8 +3,8 @@
 --
 -- KEYS, in every step: 3 the queue: tokens by time of arrival
 --                      4 the waiters: token -> when it was last seen, its ttl in ms, how long its fence is remembered,
---                        how much it wants (a matter of its kind), and its notification channel ('-': it has none and
---                        asks again by itself)
+--                        how much it wants (a matter of its kind; of a mutex with the tokens that its caller holds, each
+--                        behind ';'), and its notification channel ('-': it has none and asks again by itself)
 --
 -- Time is the server's, read once a step. A waiter shows that it lives by asking again every half second. One that
 -- has not for a second is struck off, and so is an entry that is not in our format.
@@ -22,7 +22,7 @@ local function strike_off(token)
 end
 
 local function is_present(entry)
-  local seen, ttl_ms, retention_ms = string.match(entry or '', '^(%d+) ([1-9]%d*) ([1-9]%d*) %w+ .')
+  local seen, ttl_ms, retention_ms = string.match(entry or '', '^(%d+) ([1-9]%d*) ([1-9]%d*) %w%S* .')
   return seen and math.abs(now - seen) <= PRESENCE_US and #ttl_ms <= MAX_DIGITS and #retention_ms <= MAX_DIGITS
 end
 

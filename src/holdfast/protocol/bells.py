@@ -16,7 +16,7 @@ Clocks. ``Hold.rung`` places the server's time on ours, by the last step that br
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Final
 
 from holdfast.lease import MAX_FENCE, Hold, Word
@@ -28,6 +28,7 @@ from holdfast.protocol.waiting import MUTE
 __all__ = ["Switchboard"]
 
 MOST_ASKS: Final = 500  # waiters' steps under way at once
+MOST_NESTED: Final = 8  # locks of one caller that the server is told of
 
 _PARTS: Final = 4
 _LONGEST_PAUSE_MS: Final = 500  # a waiter that paused for longer would lose its place in the queue
@@ -64,6 +65,10 @@ class Switchboard:
         while group is None or self.searching.get(key) is not group:  # another thread has just dismissed the last one
             group = self.searching.setdefault(key, {})
             group[hold] = None
+
+    def held_by(self, caller: Hashable) -> str:
+        """The tokens that this thread or task holds through this client, as an acquire step says them."""
+        return "".join([f";{hold.token}" for hold in self._book.held_by(caller)[:MOST_NESTED]])
 
     def is_crowded(self) -> bool:
         """Whether there are so many waiters that the keeper speaks for them."""

@@ -24,7 +24,9 @@ Clocks: as in mutex.py. The keeper being late is safe: ``held`` does not depend 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Hashable
 from typing import Final, NamedTuple
+from weakref import ref
 
 from holdfast.lease import HELD, LOST, Hold, drift
 from holdfast.protocol import mutex
@@ -93,6 +95,11 @@ class Book:
         for key in hold.mains:
             if self.watched.get(key) is hold:
                 self.watched.pop(key, None)
+
+    def held_by(self, caller: Hashable) -> list[Hold]:
+        """What this thread or task has acquired and not released."""
+        me = ref(caller)
+        return [hold for hold in list(self.holds) if hold.caller == me]
 
     def look_at(self, key: str) -> None:
         """Somebody else wrote that key: if a hold relies on it, see what became of it."""

@@ -16,8 +16,9 @@ before it have gone, however busy the names are.
 No deadlock. Waiters have one order: the time of arrival, or in the first phase the server's time of the first refusal,
 which the waiter says with each step. A kept name gives way to an earlier waiter that asks for it. So the earliest of
 all waiters lacks only what is held. A waiter that was struck off in one of its queues arrives anew in all, else it
-would be early in one and late in another. A holder may itself wait for a name that is kept (nested locks): so a waiter
-that has kept names from others for 2 s, or for half of its wait if that is longer, arrives anew, behind them.
+would be early in one and late in another. A holder may itself wait for a name that is kept (nested locks). A waiter
+tells the server which tokens its thread or task holds, so the kept name goes to that holder. Where a holder waits in
+another way, the next waiter gets the kept name after 2 s, 4 s, 8 s and so on of waiting in all queues.
 
 Bounds. A kept name lasts 1.5 s, and each step of its waiter, every half second, begins that anew. If the waiter has
 ended, another waiter takes the name with its next step, half a second later at most; if it is frozen, once it was
@@ -32,7 +33,7 @@ others all the time.
 
 Where one step cannot reach all names, as in a cluster, it is taken in parts: see parts.py.
 
-Cohorts do not apply: each of these locks speaks for itself.
+Cohorts do not apply: each waiter asks the server itself, and ``cohort`` has no effect.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ L = TypeVar("L", bound=BaseLease)
 
 
 def together(several: tuple[Keys, ...]) -> tuple[Keys, tuple[Keys, ...]]:
-    """The keys that stand for all of them where one is asked for, and those of each, in sorted order."""
+    """Keys that represent the whole lock, and the keys of each name, sorted."""
     if len(several) > MOST_NAMES:
         raise InvalidName(f"{several[0].name}, ...", f"{len(several)} names are too many: lock at most {MOST_NAMES}")
     if len({keys.main for keys in several}) < len(several):
@@ -74,7 +75,7 @@ class _Several:
 
     def acquire_step(self, hold: MultiHold, channel: str, watch: bool) -> Step:
         ttl, retention, _ = hold.terms.said
-        args = hold.token, ttl, retention, "1", channel, str(hold.since_us)
+        args = hold.token, ttl, retention, "1", channel, str(hold.since_us), hold.nested
         return Step("multi_acquire", _groups(hold), args, watch)
 
     def release_step(self, hold: MultiHold) -> Step:
@@ -137,12 +138,12 @@ class MultiHold(Hold):
 
     @property
     def ask_within(self) -> float:
-        """Until PATIENCE is over: then its next step takes a place in the queues of all names."""
+        """In the first phase until PATIENCE is over: then its next step takes a place in all queues."""
         left_us = PATIENCE_US - (self.asked[1] - self.since_us)
         return (left_us + 1000) / 1e6 if left_us > 0 else super().ask_within
 
     def rung(self, word: Word, now: float) -> bool:
-        """One name is kept for it; all of them have to be asked for."""
+        """False: a notification never grants this hold, because it is about one name."""
         return False
 
     def follow(self, other: Hold) -> None:

@@ -40,7 +40,7 @@ from holdfast.errors import (
 )
 from holdfast.holder import is_foreign
 from holdfast.lease import ENDED, TRYING, Hold
-from holdfast.protocol.effects import STOPPED, Effects, Step, StepFailed, attend, call, clock, entrust, tell
+from holdfast.protocol.effects import STOPPED, Effects, Step, StepFailed, attend, call, caller, clock, entrust, tell
 from holdfast.protocol.presence import rest_of
 from holdfast.protocol.replies import FREED, GONE, TAKEN, Abandoned, Cleaned, Granted, Refused, WrongKind
 from holdfast.protocol.retry import Tries, first_timeout, outage, until_answered
@@ -100,7 +100,12 @@ def acquire_step(hold: Hold, channel: str = "", *, watch: bool = False) -> Step:
     ttl, retention, fences = hold.terms.said
     step: Step = _make(
         Step,
-        ("acquire", (*keys.shared, keys.tombstone(token)), (token, ttl, retention, fences, channel), watch),
+        (
+            "acquire",
+            (*keys.shared, keys.tombstone(token)),
+            (token, ttl, retention, fences, channel, hold.nested),
+            watch,
+        ),
     )
     return step
 
@@ -160,6 +165,10 @@ def acquire(hold: Hold, now: float, until: float, answer_by: float, board: Switc
             found = failed
         finally:
             asks.end(hold)
+        if patient:
+            hold.nested = board.held_by((yield from caller()))
+            if hold.nested and type(hold.outcome) is Refused and hold.outcome.reserved:
+                found = Pause(0.0)  # perhaps for a waiter that waits for us: say at once what we hold
         tries = Tries(hold.terms, now, answer_by, jitter=hold.token)
         waiter = Waiter("lock", hold, board, tries, until)
 
@@ -216,7 +225,7 @@ def _ask(  # noqa: PLR0917 (a dictionary of keywords would cost as much as half 
     hold.doubtful = doubtful
     if type(reply) is WrongKind:
         raise Unsupported(
-            f"lock {hold.name!r}: it is in use as a {reply.kind}",
+            f"lock {hold.name!r}: {repr(hold.name_of(reply.key)) if reply.key else 'it'} is in use as a {reply.kind}",
             "a name is one kind of lock at a time, so choose another name for this one",
         )
     hold.outcome = reply

@@ -86,6 +86,7 @@ class WrongKind(NamedTuple):
     """The name is in use as another kind of lock."""
 
     kind: str
+    key: str = ""  # of several names, the one that is
 
 
 class Cleaned(NamedTuple):
@@ -224,8 +225,8 @@ def _acquire(reply: object) -> Granted | Refused | Abandoned | WrongKind:
             return Refused(_whole(parts[1]), _whole(parts[2], 0), place == 1, parts[4], key, place == 2)
         case -1, 2:
             return Abandoned()
-        case -2, 2:
-            return WrongKind(_kind(parts[1]))
+        case -2, 2 | 3:
+            return WrongKind(_kind(parts[1]), _text(parts[2]) if len(parts) > 2 else "")
     raise Malformed
 
 
