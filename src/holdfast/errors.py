@@ -107,7 +107,8 @@ class AcquireTimeout(NotAcquired, TimeoutError):
     """The lock was not obtained within the wait, because another holder has it.
 
     ``holder`` says who, as far as that is known: None behind other waiters, or while the lock is left free for polling
-    clients. A server that does not answer is never an AcquireTimeout, but Unavailable.
+    clients. If its ``mode`` is "reserved", the lock is kept for that waiter, which wants other names as well. ``refused``
+    is the name that was refused, of several. A server that does not answer is Unavailable, never an AcquireTimeout.
     """
 
     def __init__(
@@ -123,6 +124,7 @@ class AcquireTimeout(NotAcquired, TimeoutError):
         super().__init__(name, reason or f"{by}. Wait longer (wait=), or catch AcquireTimeout and come back later")
         self.waited = waited
         self.holder = holder  # not among args, which JSON should be able to carry
+        self.refused = refused or name  # of several names, the one that was refused
         self.args = name, waited, self.reason
 
     def _message(self) -> str:

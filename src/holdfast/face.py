@@ -13,7 +13,7 @@ from weakref import WeakValueDictionary
 
 from holdfast.errors import InvalidConfig, InvalidName, UnsafeRecipeWarning, Unsupported
 from holdfast.lease import Terms
-from holdfast.names import Keys, check_namespace, keys_of
+from holdfast.names import Keys, check_namespace, keys_of, not_a_name
 from holdfast.options import seconds, terms_of, whole
 from holdfast.protocol.entries import Entry, Json, Policy, Serializer, entry_of
 from holdfast.protocol.flights import Desk
@@ -121,12 +121,12 @@ class BaseClient:
         """The keys and the terms of a lock, checked; what is asked for comes in the order of OPTIONS."""
         if len(names) != 1:
             if not names:
-                raise InvalidName("", "name what is to be locked")
+                raise InvalidName("", 'no name was given: lock("order:42")')
             raise InvalidName(", ".join(map(str, names)), "this takes one name")
         try:
             keys = keys_of(names[0], self._namespace)
         except TypeError:  # unhashable, so it never reached the check
-            raise InvalidName(names[0], f"a name is a str, not {type(names[0]).__name__}") from None
+            raise InvalidName(names[0], not_a_name(names[0])) from None
         # Most locks of a program are asked for on the same terms, time and again.
         recent, kinds, terms = self._recent
         if asked != recent or [*map(type, asked)] != kinds:  # types too, for True == 1, but is no number

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 from holdfast.errors import InvalidConfig, InvalidName
 
-__all__ = ["MAX_NAME_BYTES", "Keys", "check_namespace", "keys_of", "slot_of"]
+__all__ = ["MAX_NAME_BYTES", "Keys", "check_namespace", "keys_of", "not_a_name", "slot_of"]
 
 MAX_NAME_BYTES: Final = 512
 WIRE: Final = "hf1"
@@ -41,7 +41,7 @@ class Keys(NamedTuple):
 def keys_of(name: str, namespace: str = "") -> Keys:
     """The keys of a lock; InvalidName if the name cannot have any."""
     if not isinstance(name, str):
-        raise InvalidName(name, f"a name is a str, not {type(name).__name__}")
+        raise InvalidName(name, not_a_name(name))
     if not name:
         raise InvalidName(name, "it is empty")
     main = namespace + name
@@ -57,6 +57,13 @@ def keys_of(name: str, namespace: str = "") -> Keys:
     tail = "" if tagged else f":{{{main}}}"
     shared = main, f"{head}fence{tail}", f"{head}queue{tail}", f"{head}waiters{tail}"
     return Keys(name, main, shared, head, tail)
+
+
+def not_a_name(value: object) -> str:
+    """What is wrong with a value that is no str."""
+    kind = type(value).__name__
+    several = "; pass several names as arguments: lock(*names)" if isinstance(value, list | tuple | set) else ""
+    return f"a name is a str, not {kind}{several}"
 
 
 def check_namespace(namespace: str) -> str:

@@ -214,6 +214,7 @@ def test_a_refusal_says_for_whom_a_name_is_reserved(names: str, wait: float) -> 
     assert info.value.holder is not None
     assert info.value.holder.host == "W"
     assert info.value.holder.mode == "reserved"
+    assert info.value.refused == "a"
     assert info.value.holder.remaining is not None
     assert 0 < info.value.holder.remaining <= 1.5
     market.end()
@@ -270,7 +271,7 @@ def test_a_long_wait_is_served_without_any_notification() -> None:
 
 @pytest.mark.parametrize("kept", ["a", "b"])
 @pytest.mark.parametrize("queue", [0, 3])
-@pytest.mark.parametrize("waited", [0.3, 30.0])
+@pytest.mark.parametrize("waited", [0.3, 35.0])
 @pytest.mark.parametrize("wants", ["kept", "both"])
 def test_a_holder_that_asks_for_a_kept_name_gets_it(kept: str, queue: int, waited: float, wants: str) -> None:
     """Nested locks: H holds what W waits for, and asks for what is kept for W, perhaps behind other waiters."""
@@ -332,7 +333,7 @@ def test_a_holder_that_waits_in_another_way_is_not_held_up_for_ever() -> None:
 
 
 def test_a_kept_name_is_lent_now_and_then_and_no_place_is_lost() -> None:
-    """One hold of it after 2 s, 4 s, 8 s of waiting in all queues."""
+    """One hold of it after 2 s, 6 s, 12 s of waiting in all queues."""
     market, _, holder, process = waiting(singles="aa")
     before = market.grants.get("a", 0)
     began = market.world.now_us
@@ -342,7 +343,7 @@ def test_a_kept_name_is_lent_now_and_then_and_no_place_is_lost() -> None:
         if market.grants.get("a", 0) > before:
             before = market.grants["a"]
             served.append((market.world.now_us - began) / 1e6)
-    assert [round(at) for at in served] == [2, 4, 8, 16, 32]
+    assert [round(at) for at in served] == [2, 6, 12, 20, 30]
     holder.cancel()
     market.until(lambda: process.done, 0.6)
     process.outcome()
@@ -355,4 +356,14 @@ def test_long_holds_of_both_names_do_not_starve_a_waiter() -> None:
     process = market.start(client, market.buy(client, "ab", 1))
     market.until(lambda: process.done, 60)
     process.outcome()
+    market.end()
+
+
+def test_a_try_without_waiting_finds_what_was_kept_for_a_killed_waiter_free() -> None:
+    market, waiter, _, _ = waiting()
+    machine_of(waiter).crash()
+    client = market.client("S")
+    attempt = market.start(client, client.lock("a").acquire(blocking=False))
+    market.run(0.01)
+    assert attempt.outcome() is not None
     market.end()

@@ -281,3 +281,37 @@ def test_namespaces_are_in_front_of_each_name(play: Any) -> None:
             assert {*lease.fences} == {"a", "b"}
 
     play(scenario)
+
+
+@pytest.mark.parametrize(
+    ("names", "problem"),
+    [
+        ((), "no name was given"),
+        ((["a", "b"],), r"pass several names as arguments: lock\(\*names\)"),
+        (("a", "a"), "it was given twice"),
+        (("a", 7), "a name is a str, not int"),
+    ],
+)
+def test_names_that_cannot_be_locked_together_are_refused_at_once(names: tuple[Any, ...], problem: str) -> None:
+    with pytest.raises(holdfast.InvalidName, match=problem):
+        holdfast.connect("redis://127.0.0.1:1").lock(*names)
+
+
+def test_an_error_says_which_of_the_names_it_is_about(play: Any) -> None:
+    async def scenario(api: Any) -> None:
+        one, two = api.client(), api.client()
+        permit = await one.semaphore("s", permits=1).acquire()
+        with pytest.raises(holdfast.Unsupported, match="lock 'a, s': 's' is in use as a semaphore"):
+            await two.lock("a", "s").acquire()
+        await permit.release()
+        held = await one.lock("b").acquire()
+        with pytest.raises(holdfast.AcquireTimeout, match="holds 'b'") as info:
+            async with two.lock("a", "b", wait=0):
+                pass
+        assert info.value.refused == "b"
+        with pytest.raises(holdfast.AcquireTimeout, match="holds 'b'. Nested by mistake.*Lock all names at once"):
+            async with one.lock("a", "b", wait=0):
+                pass
+        await held.release()
+
+    play(scenario)

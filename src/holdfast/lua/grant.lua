@@ -106,7 +106,7 @@ end
 -- Give a free lock to the next waiter. One with a subscriber is granted its full ttl, with a fence, and is notified. One
 -- without has ended, or will be back: it is passed over if another one can be notified. A waiter of which that is not known
 -- gets a short reservation, and its own next acquire makes it a grant. For one that wants other names as well (0 fences),
--- the lock is kept.
+-- the lock is kept, unless it has no subscriber: then the lock stays free, and goes to the next client that asks.
 -- If no fence can be given out, the lock stays free: the acquire of each waiter is then refused with the reason.
 -- The caller has looked up which waiter is first, because it often has to know that anyway.
 local function grant(token, entry)
@@ -125,8 +125,10 @@ local function grant(token, entry)
   if not channel then
     strike_off(token)
   elseif fences == '0' then
-    redis.call('SET', KEYS[1], token, 'PX', KEPT_MS)
-    notify_ask(channel, token, 0)
+    if listeners(channel) ~= ABSENT then
+      redis.call('SET', KEYS[1], token, 'PX', KEPT_MS)
+      notify_ask(channel, token, 0)
+    end
   elseif listeners(channel) == SUBSCRIBED then
     local fence = mint(last, fences, retention_ms)
     strike_off(token)

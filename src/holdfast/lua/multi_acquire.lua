@@ -26,7 +26,8 @@
 --
 -- A waiter behind it may hold what it waits for, directly (nested locks) or by waiting for others. So a kept name is given
 -- to a waiter that says it holds what refuses us, and to the next waiter when this one has stood in all queues for
--- KEEPING_US, for twice that time, and so on. It keeps its place, and is first again when that name is released.
+-- KEEPING_US, then after two, three, four times KEEPING_US more, and so on: the times grow, so that long holds of all names
+-- do not starve it. It keeps its place, and is first again when that name is released.
 
 -- include several.lua
 
@@ -194,15 +195,16 @@ if not refused_at then
   return take_all()
 end
 
--- Whether it has stood in all queues for KEEPING_US, or twice that time, and so on, since its last step.
+-- Whether one of these times has passed since its last step.
 local lends = false
 if stands_in_all then
   look_at(waits_at)
   local before = tonumber(string.match(redis.call('HGET', KEYS[4], token) or '', '^%d+')) or now
-  local after_us = KEEPING_US
+  local every_us, after_us = KEEPING_US, KEEPING_US
   while after_us <= now - arrived do
     lends = lends or before - arrived < after_us
-    after_us = 2 * after_us
+    every_us = every_us + KEEPING_US
+    after_us = after_us + every_us
   end
 end
 

@@ -36,6 +36,7 @@ local function find_waiter(fits)
     local found, entry
     local absent = {}
     for _, token in ipairs(tokens) do
+      searched = searched + 1
       entry = redis.call('HGET', KEYS[4], token)
       if not is_present(entry) then
         absent[#absent + 1] = token
@@ -46,7 +47,6 @@ local function find_waiter(fits)
         break
       end
     end
-    searched = searched + #tokens
     if absent[1] then
       redis.call('ZREM', KEYS[3], unpack(absent))
       redis.call('HDEL', KEYS[4], unpack(absent))

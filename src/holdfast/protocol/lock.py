@@ -371,10 +371,12 @@ class BaseLock(Generic[L]):
         return f"<{state} {type(self).__module__}.Lock object {self.name!r} at {id(self):#x}>"
 
 
-def held_by(me: Hashable, holder: Hashable, what: str = "it") -> str:
-    """Why a caller could not have what that caller has."""
+def held_by(me: Hashable, holder: Hashable, refused: str = "") -> str:
+    """Why a caller could not have what that caller has; of several names ``refused``."""
+    what = repr(refused) if refused else "it"
     if me == holder:
-        return f"this thread or task holds {what}. Nested by mistake? Pass the lease down, or use client.rlock"
+        advice = "Lock all names at once" if refused else "Pass the lease down, or use client.rlock"
+        return f"this thread or task holds {what}. Nested by mistake? {advice}"
     return f"another thread or task of this process holds {what}. {COME_BACK}"
 
 

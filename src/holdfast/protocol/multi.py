@@ -18,7 +18,7 @@ which the waiter says with each step. A kept name gives way to an earlier waiter
 all waiters lacks only what is held. A waiter that was struck off in one of its queues arrives anew in all, else it
 would be early in one and late in another. A holder may itself wait for a name that is kept (nested locks). A waiter
 tells the server which tokens its thread or task holds, so the kept name goes to that holder. Where a holder waits in
-another way, the next waiter gets the kept name after 2 s, 4 s, 8 s and so on of waiting in all queues.
+another way, the next waiter gets the kept name after 2 s, 6 s, 12 s, 20 s and so on of waiting in all queues.
 
 Bounds. A kept name lasts 1.5 s, and each step of its waiter, every half second, begins that anew. If the waiter has
 ended, another waiter takes the name with its next step, half a second later at most; if it is frozen, once it was
@@ -62,7 +62,7 @@ def together(several: tuple[Keys, ...]) -> tuple[Keys, tuple[Keys, ...]]:
         raise InvalidName(f"{several[0].name}, ...", f"{len(several)} names are too many: lock at most {MOST_NAMES}")
     if len({keys.main for keys in several}) < len(several):
         twice = next(keys.name for place, keys in enumerate(several) if keys in several[:place])
-        raise InvalidName(twice, "it is there twice; name each lock once")
+        raise InvalidName(twice, "it was given twice; name each lock once")
     each = tuple(sorted(several, key=lambda keys: keys.main))
     return each[0]._replace(name=", ".join(keys.name for keys in several)), each
 
@@ -175,4 +175,4 @@ class BaseMultiLock(BaseLock[L]):
         if not found:
             return ""
         holder, name = min(found, key=lambda one: one[0] != me)  # above all, whether it is the caller itself
-        return held_by(me, holder, repr(name))
+        return held_by(me, holder, name)
