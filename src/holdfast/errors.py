@@ -107,8 +107,8 @@ class AcquireTimeout(NotAcquired, TimeoutError):
     """The lock was not obtained within the wait, because another holder has it.
 
     ``holder`` says who, as far as that is known: None behind other waiters, or while the lock is left free for polling
-    clients. If its ``mode`` is "reserved", the lock is kept for that waiter, which wants other names as well. ``refused``
-    is the name that was refused, of several. A server that does not answer is Unavailable, never an AcquireTimeout.
+    clients. If its ``mode`` is "reserved", the lock is kept for that waiter, which wants other names too. ``refused``
+    is the name that was refused. A server that does not answer is never an AcquireTimeout, but Unavailable.
     """
 
     def __init__(
