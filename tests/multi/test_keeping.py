@@ -304,6 +304,30 @@ def test_a_holder_that_asks_for_a_kept_name_gets_it(kept: str, queue: int, waite
     market.end()
 
 
+def test_locks_nested_in_sorted_order_form_no_cycle_with_a_waiter() -> None:
+    """X1 holds a and waits for b, X2 holds b and asks for c, which is kept for W; W waits for a."""
+    market = Market("")
+    one, two, waiter = market.client("X1"), market.client("X2"), market.client("W")
+    order: list[str] = []
+
+    async def nest(client: holdfast.aio.Client, outer: str, inner: str, pause: float) -> None:
+        async with client.lock(outer):
+            await market.sleep(client, pause)
+            async with client.lock(inner):
+                order.append(outer + inner)
+
+    nested = [market.start(one, nest(one, "a", "b", 0.1)), market.start(two, nest(two, "b", "c", 1.0))]
+    market.run(0.05)
+    process = market.start(waiter, market.buy(waiter, "ac", 1))
+    market.run(0.5)
+    assert market.is_kept("c", "W")
+    market.until(lambda: process.done and all(each.done for each in nested), 0.6)
+    for each in (*nested, process):
+        each.outcome()
+    assert order == ["bc", "ab"]
+    market.end()
+
+
 def test_a_holder_that_waits_in_another_way_is_not_held_up_for_ever() -> None:
     """H waits for another client, which wants what is kept for W, behind three others: the server is not told."""
     market = Market("")

@@ -24,9 +24,10 @@
 -- waiters cannot each keep what the other needs: a name that is kept gives way to an earlier arrival, and a waiter that
 -- was struck off in one queue arrives anew in all.
 --
--- A waiter behind it may hold what it waits for, directly (nested locks) or by waiting for others. So a kept name is given
--- to a waiter that says it holds what refuses us, and to the next waiter when this one has stood in all queues for
--- KEEPING_US, then after two, three, four times KEEPING_US more, and so on: the times grow, so that long holds of all names
+-- A waiter behind it may hold what it waits for (nested locks), or another waiter may that waits for that one. So a kept
+-- name is given to a waiter that says it holds what refuses us; or, while a name before the kept one (in sorted order) is
+-- refused, to each waiter that holds anything, so that locks which are nested in sorted order form no cycle with this one.
+-- Against other cycles, it is given to the next waiter when this one has stood in all queues for KEEPING_US, then after two, three, four times KEEPING_US more, and so on: the times grow, so that long holds of all names
 -- do not starve it. It keeps its place, and is first again when that name is released.
 
 -- include several.lua
@@ -209,13 +210,13 @@ if stands_in_all then
 end
 
 -- Give the name looked at, which is free or kept for us, to a waiter behind us that should go first; whether there is one.
-local function lend()
+local function lend(in_order)
   for _, waiter in ipairs(redis.call('ZRANGE', KEYS[3], 0, MAX_BEHIND)) do
     local entry = waiter ~= token and redis.call('HGET', KEYS[4], waiter)
     if entry and is_present(entry) and is_reachable(waiter, entry) then
       local goes_first = lends
       for held in string.gmatch(string.match(entry, '^%d+ %d+ %d+ (%S*)') or '', ';([^;]+)') do
-        goes_first = goes_first or refusing[held]
+        goes_first = goes_first or not in_order or refusing[held]
       end
       if goes_first then
         grant(waiter, entry)
@@ -228,8 +229,10 @@ end
 
 local fences = '0' .. ARGV[7] -- no fence for one name alone
 local entry = now_us .. ' ' .. ARGV[2] .. ' ' .. ARGV[3] .. ' ' .. fences .. ' ' .. ARGV[5]
+local in_order = true -- no name so far was refused
 for name = 1, NAMES do
   look_at(name)
+  in_order = in_order and may[name]
   if other_kind or ARGV[5] == '' or not (in_all or name == refused_at) then
     leave()
   else
@@ -237,7 +240,7 @@ for name = 1, NAMES do
     redis.call('HSET', KEYS[4], token, entry)
     note_foreign(redis.call('GET', KEYS[1]))
     keep_queue()
-    if may[name] and not lend() then
+    if may[name] and not lend(in_order) then
       redis.call('SET', KEYS[1], token, 'PX', KEPT_MS)
     end
   end

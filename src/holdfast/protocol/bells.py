@@ -66,6 +66,9 @@ class Switchboard:
             group = self.searching.setdefault(key, {})
             group[hold] = None
 
+    def holds_any(self) -> bool:
+        return bool(self._book.holds)
+
     def held_by(self, caller: Hashable) -> str:
         """The tokens that this thread or task holds through this client, as an acquire step says them."""
         return "".join([f";{hold.token}" for hold in self._book.held_by(caller)[:MOST_NESTED]])

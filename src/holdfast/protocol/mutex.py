@@ -155,6 +155,8 @@ def acquire(hold: Hold, now: float, until: float, answer_by: float, board: Switc
                     now = yield from asks.wait_for_turn(hold, until)
                     if now >= until:
                         raise asks.too_busy(now - started)
+                if board.holds_any():
+                    hold.nested = board.held_by((yield from caller()))
                 asks.begin(hold)
                 channel = board.enlist(hold)
             # Most locks are free, so nothing is prepared for waiting before this (``make bench``: uncontended).
@@ -165,10 +167,6 @@ def acquire(hold: Hold, now: float, until: float, answer_by: float, board: Switc
             found = failed
         finally:
             asks.end(hold)
-        if patient:
-            hold.nested = board.held_by((yield from caller()))
-            if hold.nested and type(hold.outcome) is Refused and hold.outcome.reserved:
-                found = Pause(0.0)  # perhaps for a waiter that waits for us: say at once what we hold
         tries = Tries(hold.terms, now, answer_by, jitter=hold.token)
         waiter = Waiter("lock", hold, board, tries, until)
 
