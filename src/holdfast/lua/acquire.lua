@@ -40,13 +40,14 @@ end
 -- include grant.lua
 
 local owner = redis.call('GET', KEYS[1])
-local front, free_in_ms
+local front, free_in_ms, passes
 if found > 0 then
   front = redis.call('ZRANGE', KEYS[3], 0, 0)[1]
   if found > (front and 1 or 0) then -- more than a queue, so there is the tombstone
     return {-1, 0}
   end
-  if owner and front and owner ~= ARGV[1] and gives_way(owner, front, ARGV[1]) then
+  passes = ARGV[6] ~= '' and owner and owner ~= ARGV[1] and is_kept_for_unready(owner)
+  if passes or (owner and front and owner ~= ARGV[1] and gives_way(owner, front, ARGV[1])) then
     redis.call('DEL', KEYS[1])
     owner, front = false, nil
   end
@@ -62,7 +63,7 @@ if found > 0 then
         if ARGV[5] ~= '' then -- first comes the moment of those who only poll; and who does not queue is one of them
           free_in_ms = math.ceil((free_until - now) / 1000)
         end
-      elseif first and first ~= ARGV[1] then
+      elseif first and first ~= ARGV[1] and not passes then
         grant(first, entry)
         owner = redis.call('GET', KEYS[1])
         front = nil

@@ -74,7 +74,23 @@ local function is_reachable(_, entry)
 end
 
 -- A lock is kept for a waiter that wants other names as well: its token is in the key, and stays in the queue, which marks
--- the lock as kept. It becomes a hold only by the waiter's own acquire step, which takes all names or none.
+-- the lock as kept. It becomes a hold only by the waiter's own acquire step, which takes all names or none. The waiter is
+-- ready ('0' fences) if nothing refuses it the names that come before this one in sorted order, else unready ('00').
+--
+-- What is kept for an unready waiter must not block a client that others may wait for: one whose caller holds a lock, or a
+-- ready waiter, for which other names may be kept. Both take it. So every client that blocks others waits only for
+-- names that come later in sorted order, and there is no cycle, except by locks nested in another order.
+local function is_unready(entry)
+  return string.find(entry or '', '^%d+ %d+ %d+ 00') ~= nil
+end
+
+local function blocks_others(entry)
+  return string.find(entry, '^%d+ %d+ %d+ 0[; ]') or string.find(entry, '^%d+ %d+ %d+ %d+;')
+end
+
+local function is_kept_for_unready(owner)
+  return redis.call('ZSCORE', KEYS[3], owner) and is_unready(redis.call('HGET', KEYS[4], owner))
+end
 
 -- Whether the lock is kept for that owner and goes to another waiter all the same: because the owner has ended or was silent for a second, or
 -- because ``token``, which asks, came earlier and is first in the queue. ``front`` is the first in the queue.
@@ -122,9 +138,18 @@ local function grant(token, entry)
       ttl_ms, retention_ms, fences, channel = wanted(theirs)
     end
   end
+  if fences == '00' then
+    local other, theirs = find_waiter(function(waiter, entry)
+      return blocks_others(entry) and is_reachable(waiter, entry)
+    end)
+    if other then
+      token = other
+      ttl_ms, retention_ms, fences, channel = wanted(theirs)
+    end
+  end
   if not channel then
     strike_off(token)
-  elseif fences == '0' then
+  elseif fences == '0' or fences == '00' then
     if listeners(channel) ~= ABSENT then
       redis.call('SET', KEYS[1], token, 'PX', KEPT_MS)
       notify_ask(channel, token, 0)

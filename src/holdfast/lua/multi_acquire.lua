@@ -24,10 +24,9 @@
 -- waiters cannot each keep what the other needs: a name that is kept gives way to an earlier arrival, and a waiter that
 -- was struck off in one queue arrives anew in all.
 --
--- A waiter behind it may hold what it waits for (nested locks), or another waiter may that waits for that one. So a kept
--- name is given to a waiter that says it holds what refuses us; or, while a name before the kept one (in sorted order) is
--- refused, to each waiter that holds anything, so that locks which are nested in sorted order form no cycle with this one.
--- Against other cycles, it is given to the next waiter when this one has stood in all queues for KEEPING_US, then after two, three, four times KEEPING_US more, and so on: the times grow, so that long holds of all names
+-- A waiter behind it may hold what it waits for (nested locks), or another waiter may that waits for that one. Locks that
+-- are nested in sorted order form no cycle with this one: see grant.lua. A kept name is also given to a waiter that says it
+-- holds what refuses us; and, against other cycles, to the next waiter when this one has stood in all queues for KEEPING_US, then after two, three, four times KEEPING_US more, and so on: the times grow, so that long holds of all names
 -- do not starve it. It keeps its place, and is first again when that name is released.
 
 -- include several.lua
@@ -129,12 +128,18 @@ local function is_before(score, other)
   return mine > 0 and (mine < score or (mine == score and token < other))
 end
 
--- Whether no waiter for the name looked at comes before us. If one does, it gets the lock, which is free or kept for a later
--- waiter.
-local function is_our_turn(owner)
+-- Whether no waiter for the name looked at comes before us. If one does, it gets the lock, which is free or kept for another
+-- waiter. ``ready``: no name before this one was refused.
+local function is_our_turn(ready, owner)
   local waiter, entry = find_waiter(function(waiter, entry)
     return waiter == token or is_reachable(waiter, entry)
   end)
+  local is_ours = not waiter or waiter == token
+  if ready and not is_ours and is_unready(entry) or not ready and is_ours then -- see grant.lua
+    waiter, entry = find_waiter(function(waiter, entry)
+      return waiter == token and ready or waiter ~= token and blocks_others(entry) and is_reachable(waiter, entry)
+    end)
+  end
   if not waiter or waiter == token then
     return true
   end
@@ -148,11 +153,13 @@ local function is_our_turn(owner)
   return false
 end
 
-local function may_have(name)
+local function may_have(name, ready)
   local owner = redis.call('GET', KEYS[1])
   local front = redis.call('ZRANGE', KEYS[3], 0, 0)[1]
-  if owner == token or not front then
+  if owner == token and ready or not front then
     return not owner or owner == token
+  elseif owner == token then
+    return is_our_turn(ready)
   end
   local free_until, kind = last_free()
   if front == '' then -- without a kind: its waiters were deleted by hand
@@ -162,31 +169,33 @@ local function may_have(name)
     other_kind, other_at = kind, KEYS[1]
     return false
   end
-  if owner then -- if it is kept for a waiter, that one may have ended, or have come later
+  if owner then -- if it is kept for a waiter, that one may have ended, be unready, or have come later
     local score = redis.call('ZSCORE', KEYS[3], owner)
     refusing[owner] = not score
-    return score and (gives_way(owner, owner) or is_before(tonumber(score), owner)) and is_our_turn(owner)
+    local is_weaker = ready and score and (is_before(tonumber(score), owner) or is_kept_for_unready(owner))
+    return score and (is_weaker or gives_way(owner, owner)) and is_our_turn(ready, owner)
   end
   if free_until > now and free_until - now <= OPEN_US then
     window_ms[name] = math.ceil((free_until - now) / 1000)
     return false
   end
-  return is_our_turn()
+  return is_our_turn(ready)
 end
 
--- The name at which it waits is looked at first: as long as that is refused, it keeps its place there.
+-- Where it waits in one queue, that name is looked at first: as long as that is refused, it keeps its place there. Where it
+-- waits in all, the first name that is refused is the one that it waits for.
 local refused_at
 local may = {}
 local function try(name)
   if (in_all or not refused_at) and may[name] == nil then
     look_at(name)
-    may[name] = may_have(name) and true or false
-    if not may[name] and (not refused_at or redis.call('ZRANGE', KEYS[3], 0, 0)[1] == token) then
-      refused_at = name
+    may[name] = may_have(name, not refused_at) and true or false
+    if not may[name] then
+      refused_at = refused_at or name
     end
   end
 end
-if waits_at then
+if waits_at and not in_all then
   try(waits_at)
 end
 for name = 1, NAMES do
@@ -210,13 +219,13 @@ if stands_in_all then
 end
 
 -- Give the name looked at, which is free or kept for us, to a waiter behind us that should go first; whether there is one.
-local function lend(in_order)
+local function lend()
   for _, waiter in ipairs(redis.call('ZRANGE', KEYS[3], 0, MAX_BEHIND)) do
     local entry = waiter ~= token and redis.call('HGET', KEYS[4], waiter)
     if entry and is_present(entry) and is_reachable(waiter, entry) then
       local goes_first = lends
       for held in string.gmatch(string.match(entry, '^%d+ %d+ %d+ (%S*)') or '', ';([^;]+)') do
-        goes_first = goes_first or not in_order or refusing[held]
+        goes_first = goes_first or refusing[held]
       end
       if goes_first then
         grant(waiter, entry)
@@ -227,20 +236,19 @@ local function lend(in_order)
   return false
 end
 
-local fences = '0' .. ARGV[7] -- no fence for one name alone
-local entry = now_us .. ' ' .. ARGV[2] .. ' ' .. ARGV[3] .. ' ' .. fences .. ' ' .. ARGV[5]
-local in_order = true -- no name so far was refused
+-- No fence for one name alone: '0', or '00' behind the name that it waits for.
+local ready_entry = now_us .. ' ' .. ARGV[2] .. ' ' .. ARGV[3] .. ' 0' .. ARGV[7] .. ' ' .. ARGV[5]
+local unready_entry = now_us .. ' ' .. ARGV[2] .. ' ' .. ARGV[3] .. ' 00' .. ARGV[7] .. ' ' .. ARGV[5]
 for name = 1, NAMES do
   look_at(name)
-  in_order = in_order and may[name]
   if other_kind or ARGV[5] == '' or not (in_all or name == refused_at) then
     leave()
   else
     redis.call('ZADD', KEYS[3], 'NX', mine > 0 and string.format('%.0f', mine) or arrival(), token)
-    redis.call('HSET', KEYS[4], token, entry)
+    redis.call('HSET', KEYS[4], token, name <= refused_at and ready_entry or unready_entry)
     note_foreign(redis.call('GET', KEYS[1]))
     keep_queue()
-    if may[name] and not lend(in_order) then
+    if may[name] and not lend() then
       redis.call('SET', KEYS[1], token, 'PX', KEPT_MS)
     end
   end

@@ -17,10 +17,10 @@ No deadlock. Waiters have one order: the time of arrival, or in the first phase 
 which the waiter says with each step. A kept name gives way to an earlier waiter that asks for it. So the earliest of
 all waiters lacks only what is held. A waiter that was struck off in one of its queues arrives anew in all, else it
 would be early in one and late in another. A holder may itself wait for a name that is kept (nested locks). A waiter
-tells the server which tokens its thread or task holds. A kept name goes to a waiter that holds what this one waits for;
-and, as long as a name that comes earlier in sorted order is not free for this one, to every waiter that holds anything.
-So locks that are nested in sorted order cannot deadlock with it, whatever the cycle. For other cycles, the next waiter
-gets the kept name after 2 s, 6 s, 12 s, 20 s and so on of waiting in all queues.
+tells the server which tokens its thread or task holds. What is kept for it behind the first name that is refused (in
+sorted order) goes to every waiter that holds a lock, or that itself has all names before this one: so locks that are
+nested in sorted order form no cycle with it. A kept name also goes to a waiter that holds what this one waits for. For
+other cycles, the next waiter gets the kept name after 2 s, 6 s, 12 s, 20 s and so on of waiting in all queues.
 
 Bounds. A kept name lasts 1.5 s, and each step of its waiter, every half second, begins that anew. If the waiter has
 ended, another waiter takes the name with its next step, half a second later at most; if it is frozen, once it was
