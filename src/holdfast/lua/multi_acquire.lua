@@ -26,8 +26,10 @@
 --
 -- A waiter behind it may hold what it waits for (nested locks), or another waiter may that waits for that one. Locks that
 -- are nested in sorted order form no cycle with this one: see grant.lua. A kept name is also given to a waiter that says it
--- holds what refuses us; and, against other cycles, to the next waiter when this one has stood in all queues for KEEPING_US, then after two, three, four times KEEPING_US more, and so on: the times grow, so that long holds of all names
--- do not starve it. It keeps its place, and is first again when that name is released.
+-- holds what refuses us. Against other cycles, it is given to the next waiter that holds a lock when this one has stood in
+-- all queues for NESTED_US, then after two, three, four times NESTED_US more, and so on; and likewise to the next waiter of
+-- any kind, by KEEPING_US. The times grow, so that long holds of all names do not starve it. It keeps its place, and is
+-- first again when that name is released.
 
 -- include several.lua
 
@@ -54,7 +56,7 @@ end
 -- include grant.lua
 
 local PATIENCE_US = 100000
-local KEEPING_US = 2000000
+local KEEPING_US, NESTED_US = 2000000, 200000
 local MAX_BEHIND = 50 -- waiters that are looked at to find one that should go first
 local token, since = ARGV[1], tonumber(ARGV[6])
 
@@ -206,17 +208,19 @@ if not refused_at then
 end
 
 -- Whether one of these times has passed since its last step.
-local lends = false
-if stands_in_all then
+local function has_stood_for(first_us)
+  local every_us, after_us, has_passed = first_us, first_us, false
   look_at(waits_at)
   local before = tonumber(string.match(redis.call('HGET', KEYS[4], token) or '', '^%d+')) or now
-  local every_us, after_us = KEEPING_US, KEEPING_US
   while after_us <= now - arrived do
-    lends = lends or before - arrived < after_us
-    every_us = every_us + KEEPING_US
+    has_passed = before - arrived < after_us
+    every_us = every_us + first_us
     after_us = after_us + every_us
   end
+  return has_passed
 end
+local lends = stands_in_all and has_stood_for(KEEPING_US)
+local lends_to_nested = stands_in_all and has_stood_for(NESTED_US)
 
 -- Give the name looked at, which is free or kept for us, to a waiter behind us that should go first; whether there is one.
 local function lend()
@@ -225,7 +229,7 @@ local function lend()
     if entry and is_present(entry) and is_reachable(waiter, entry) then
       local goes_first = lends
       for held in string.gmatch(string.match(entry, '^%d+ %d+ %d+ (%S*)') or '', ';([^;]+)') do
-        goes_first = goes_first or refusing[held]
+        goes_first = goes_first or lends_to_nested or refusing[held]
       end
       if goes_first then
         grant(waiter, entry)
