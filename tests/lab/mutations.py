@@ -143,7 +143,7 @@ _TIME: Final[dict[str, Mistake]] = {
         _INCLUDING, "redis.call('SET', KEYS[1], token, 'PX', ttl_ms)", "redis.call('SET', KEYS[1], token)"
     ),
     "expiry_by_the_clients_clock": (
-        *in_step("acquire", _IF_FREE, _IF_FREE.replace("'PX', ARGV[2]", "'PXAT', ARGV[6]")),
+        *in_step("acquire", _IF_FREE, _IF_FREE.replace("'PX', ARGV[2]", "'PXAT', ARGV[7]")),
         *in_python(
             mutex,
             "_ask",
@@ -317,7 +317,9 @@ IN_THE_WORLD: Final[dict[str, Mistake]] = {
   local arrived = wants and""",
     ),
     "keeper_that_looks_for_waiters_once": in_python(Crowd, "is_due", "self.due_at = now + EVERY", "self.due_at = 1e9"),
-    "present_that_does_not_see_the_first_in_a_pool": in_step("present", "return first == token", "return false"),
+    "present_that_does_not_see_the_first_in_a_pool": in_step(
+        "present", "      return first == token\n", "      return false\n"
+    ),
     "present_that_keeps_a_dead_waiter_of_a_pool": in_step("present", "    strike_off(first)\n", "    return false\n"),
     "present_that_cuts_the_kind_of_a_room_short": in_step(
         "present", "if redis.call('PTTL', KEYS[3]) < QUEUE_MS then", "if true then"

@@ -56,9 +56,7 @@ MISTAKES = {
     ),
     "only the first name counts": (
         "MutualExclusion",
-        in_step(
-            "multi_acquire", "may[name] = may_have(name) and true", "may[name] = (name > 1 or may_have(name)) and true"
-        ),
+        in_step("multi_acquire", "may[name] = may_have(name, not", "may[name] = name > 1 or may_have(name, not"),
     ),
     "nobody is woken": (
         "NoLostWakeup",
@@ -135,7 +133,7 @@ MISTAKES_IN_KEEPING = {
     "one name is granted without the others": (
         ("AllOrNone",),
         ("ab", "ba", "b"),
-        in_step("acquire release abandon", "elseif fences == '0' then", "elseif false then"),
+        in_step("acquire release abandon", "elseif fences == '0' or fences == '00' then", "elseif false then"),
     ),
 }
 

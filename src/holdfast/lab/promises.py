@@ -15,6 +15,7 @@ every lock. Each is a function of a history, as in ``check``; the matrix of the 
 | overdue | who | its time is up, it runs, and nobody has told it |
 | unaware | who | its key has been gone for too long, and it was not told |
 | torn | who | it holds some of the names that it wants, and not the others |
+| uneven | who | it stands in two queues with two times of arrival |
 | overtaken | who | it stands in the queues of all its names, and a client that arrived later was given one |
 """
 

@@ -77,6 +77,13 @@ class NamesView:
         for letter, token in held.items():
             if any(held.get(other) != token for other in self._wants_of(token)):
                 yield self._client_of(token), "torn", letter
+        arrivals: dict[bytes, set[float]] = {}
+        for letter in self._keys:
+            for token, score in self._queue(after, letter).items():
+                arrivals.setdefault(token, set()).add(score)
+        for token, scores in arrivals.items():
+            if len(scores) > 1:
+                yield self._client_of(token), "uneven", ""
         held_before = self._holders(before)
         for letter, token in held.items():
             if held_before.get(letter) != token:
@@ -155,7 +162,10 @@ def all_or_none(history: History) -> Report:
 
 
 def arrival_order(history: History) -> Report:
-    """A waiter that stands in the queues of all its names is served before every waiter that arrived there later."""
+    """A waiter has one time of arrival, and once in all queues it is served before every waiter that arrived later."""
+    uneven = _never(history, "uneven", "{0} stands in two queues with two times of arrival")
+    if uneven.verdict == BROKEN:
+        return uneven
     return _never(history, "overtaken", "{0} stands in all its queues, and a client that came later is served first")
 
 
@@ -171,7 +181,7 @@ def _never(history: History, kind: str, why: str) -> Report:
 SEVERAL_PROMISES: Final = {
     "NameExclusion": Check(name_exclusion, frozenset({"granted", "extended"})),
     "AllOrNone": Check(all_or_none, frozenset({"torn"})),
-    "ArrivalOrder": Check(arrival_order, frozenset({"overtaken"})),
+    "ArrivalOrder": Check(arrival_order, frozenset({"overtaken", "uneven"})),
 }
 SEVERAL_PROMISES_MEAN: Final = {
     "NameExclusion": "No two clients hold the same name at the same time.",

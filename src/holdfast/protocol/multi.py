@@ -20,7 +20,8 @@ would be early in one and late in another. A holder may itself wait for a name t
 tells the server which tokens its thread or task holds. What is kept for it behind the first name that is refused (in
 sorted order) goes to every waiter that holds a lock, or that itself has all names before this one: so locks that are
 nested in sorted order form no cycle with it. A kept name also goes to a waiter that holds what this one waits for. For
-other cycles, the next waiter gets the kept name after 2 s, 6 s, 12 s, 20 s and so on of waiting in all queues.
+other cycles, the next waiter gets the kept name after 2 s, 6 s, 12 s, 20 s and so on of waiting in all queues, and the
+next one that holds a lock after a tenth of these times.
 
 Bounds. A kept name lasts 1.5 s, and each step of its waiter, every half second, begins that anew. If the waiter has
 ended, another waiter takes the name with its next step, half a second later at most; if it is frozen, once it was
