@@ -156,6 +156,7 @@ def play(way: int, items: int, seconds: float, server: Server) -> Tally:
 
 LOCKERS: Final = 2  # processes for each of the two items
 HOLDING: Final = 0.005
+ROUNDS: Final = 3
 PAIR: Final = ("tea", "cups")
 
 
@@ -165,6 +166,11 @@ class Beside(NamedTuple):
     grants: float  # of the lock on both, per second
     longest: float  # wait for it, in seconds
     singles: float  # grants of the others, per second
+
+
+def total(rounds: list[Beside]) -> Beside:
+    grants, longest, singles = zip(*rounds, strict=True)
+    return Beside(sum(grants) / len(rounds), max(longest), sum(singles) / len(rounds))
 
 
 class Shift(NamedTuple):
@@ -256,7 +262,7 @@ def picture(tallies: list[Tally]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.market", description=__doc__.partition("\n")[0])
     parser.add_argument("--seconds", type=float, default=2.0, help="for each way and number of items (default 2)")
-    parser.add_argument("--beside", type=float, default=10.0, help="seconds of baskets beside busy items (default 10)")
+    parser.add_argument("--beside", type=float, default=15.0, help="seconds of baskets beside busy items (default 15)")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     parser.add_argument("--svg", type=Path, default=Path("docs/market.svg"), help="the picture (docs/market.svg)")
     given = parser.parse_args()
@@ -273,9 +279,11 @@ def main() -> int:
             console.print(table)
     given.svg.write_text(picture(tallies))
     with Server() as server:
-        busy = play_beside(server, given.beside, 0.0, with_basket=True)
-        alone = play_beside(server, given.beside, 0.0, with_basket=False)
-        idle = play_beside(server, given.beside, 3 * HOLDING, with_basket=True)
+        rounds: list[list[Beside]] = [[], [], []]  # in turn, because the machine's speed changes
+        for _ in range(ROUNDS):
+            for kind, (pause, with_basket) in enumerate(((0.0, True), (0.0, False), (3 * HOLDING, True))):
+                rounds[kind].append(play_beside(server, given.beside / ROUNDS, pause, with_basket=with_basket))
+    busy, alone, idle = map(total, rounds)
     table = new_table("a basket of two, beside two processes for each of its items")
     for column in ("", "baskets/s", "longest wait", "single items/s"):
         table.add_column(column, justify="right" if column else "left")

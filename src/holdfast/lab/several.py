@@ -186,5 +186,6 @@ SEVERAL_PROMISES: Final = {
 SEVERAL_PROMISES_MEAN: Final = {
     "NameExclusion": "No two clients hold the same name at the same time.",
     "AllOrNone": "A client holds all of its names, or none.",
-    "ArrivalOrder": "A waiter in the queues of all its names is served before those that arrived later.",
+    "ArrivalOrder": "A waiter has one time of arrival in all its queues, and is served before waiters that arrived "
+    "later.",
 }
