@@ -34,6 +34,10 @@ if found == 0 then
   elseif redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2]) then
     return mint(last, ARGV[4], ARGV[3])
   end
+  local owner = ARGV[5] == '' and redis.call('GET', KEYS[1])
+  if owner and owner ~= ARGV[1] then -- neither does it queue nor is there a queue (benchmarks.before: try a held lock)
+    return {0, redis.call('PTTL', KEYS[1]), now, 0, owner}
+  end
 end
 
 -- include queue.lua
