@@ -19,7 +19,7 @@ local KEYS = {} -- of the waiter looked at, by the numbers that the included fil
 -- include queue.lua
 -- include grant.lua
 
-local SOON_MS = 1000 -- two of these steps, which are half a second apart
+local SOON_MS = 1500 -- three of these steps, which are half a second apart; a lock that is kept lasts no longer
 local QUEUE_MS = 5000 -- how long a queue lasts beyond the silence of its waiters
 
 -- A permit pool has '' in front of its queue, and its first waiter asks by itself. Waiters in front that are not present are
@@ -54,7 +54,7 @@ local function should_ask(token)
   end
   note_foreign(owner)
   keep_queue()
-  if not owner or owner == token or gives_way(owner, front, token) then
+  if not owner or owner == token or (owner == front and gives_way(owner, front)) then
     return true
   end
   if head(front) ~= token then
