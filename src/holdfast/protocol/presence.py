@@ -28,6 +28,8 @@ __all__ = ["CROWD", "Crowd", "rest_of", "show_presence"]
 
 CROWD: Final = 32  # up to this number of waiters, each one shows its own presence
 REST: Final = 30.0  # at the longest: in case that the keeper cannot do its work
+LARGE: Final = 500  # waiters that give up at once would keep the keeper from renewing: they do so within SPREAD
+SPREAD: Final = 0.3  # seconds
 EVERY: Final = 0.5  # seconds; a waiter that was not seen for a second loses its place
 
 _A_STEP: Final = 200  # waiters: about a millisecond of the server's time
@@ -56,6 +58,10 @@ class Crowd:
             return False
         self.due_at = now + EVERY
         return True
+
+    def spread(self, hold: Hold) -> float:
+        """How much longer a waiter of a large crowd sleeps, so that not all threads wake at once (benchmarks.crowd)."""
+        return SPREAD * int(hold.token[-4:], 16) / 0xFFFF if len(self.members) > LARGE else 0.0
 
     def leave(self, hold: Hold) -> None:
         self.members.pop(hold.token, None)

@@ -126,7 +126,8 @@ class Waiter:
                         now = yield from clock()
                     else:
                         spoken_for = hold.token in self.board.crowd.members
-                        now = yield from self.sleep(min(self.until, now + found.seconds))
+                        until = self.until + (self.board.crowd.spread(hold) if spoken_for else 0.0)
+                        now = yield from self.sleep(min(until, now + found.seconds))
                         if now >= self.until and hold.phase is not HELD and not self.asks_last and channel != MUTE:
                             if spoken_for:
                                 self.board.crowd.check()
