@@ -35,7 +35,8 @@ __all__ = ["Bell", "Driver", "Owner"]
 T = TypeVar("T")
 log = logging.getLogger("holdfast")
 
-_MOST_ASKS = 32  # waiters' steps under way at once: each needs a connection, and a turn of the interpreter (benchmarks.crowd)
+# Waiters' steps under way at once: each needs a connection, and a turn of the interpreter (benchmarks.crowd).
+_MOST_ASKS = 32
 _COMPLAINS_EVERY = 60.0  # seconds
 _MOST_NAMED = 5  # locks in one line of the log
 
