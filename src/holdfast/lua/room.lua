@@ -1,4 +1,4 @@
--- A permit pool: who holds it, and who may hold it next. What the steps of a semaphore and of a readers-writer lock share,
+-- A permit pool: its holders, and which waiter is next. What the steps of a semaphore and of a readers-writer lock share,
 -- after fence.lua and queue.lua. It has no ARGV and Returns nothing of its own. One step is always one whole file: the
 -- other, with this one in it.
 --
@@ -41,8 +41,8 @@ local function leave(token)
   redis.call('ZREM', KEYS[1], token, slot_entry(token))
 end
 
--- Somebody has added or removed entries by hand: keep the holders that have both of theirs. A pool that is too large for
--- one step is emptied. Those who lose by it find out as they do when the key is deleted.
+-- Entries were added or removed by hand: keep the holders that have both of theirs. A pool that is too large for one step is
+-- emptied. A holder that loses its hold by this is told, as it is when the key is deleted.
 local function mend(entries)
   if entries > MAX_MENDED then
     redis.call('DEL', KEYS[1])
@@ -134,7 +134,7 @@ local function kind_of_holders()
   return slot and (slot < 0 and 'rwlockpool' or 'semaphorepool')
 end
 
--- Say in both keys of the queue that the name is a pool, of this kind: whoever wants it as a mutex meets a queue, and looks.
+-- Say in both keys of the queue that the name is a pool, of this kind: a client that wants it as a mutex meets a queue, and looks.
 -- They last as long as the holders, and 5 s at least.
 local function mark(kind)
   redis.call('ZADD', KEYS[3], 0, '')
@@ -174,7 +174,7 @@ local function prolong(token, ends, slot, lease_ms)
   end
 end
 
--- Let somebody in who fits, for that long; its slot.
+-- Make a waiter that fits a holder, for that long; its slot.
 local function admit(token, wanted, lease_ms)
   local slot = wanted == 'all' and WRITER or wanted == 'any' and READER or lowest_free()
   hold(token, slot, lease_ms)

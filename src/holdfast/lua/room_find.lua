@@ -14,7 +14,7 @@ read_time()
 local found = {}
 for number, token in ipairs(ARGV) do
   local ends = redis.pcall('ZSCORE', KEYS[1], token)
-  -- If somebody has put something else there, nobody holds it. Of any other error we do not know what it means for us.
+  -- If the key is of another type, nobody holds the pool. Of any other error we do not know what it means for us.
   if type(ends) == 'table' and not string.find(ends.err, 'WRONGTYPE', 1, true) then
     return ends
   end

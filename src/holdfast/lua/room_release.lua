@@ -1,11 +1,11 @@
--- Leave a permit pool, and let in those who are next and fit.
+-- Leave a permit pool, and admit the next waiters that fit.
 --
 -- KEYS 1 the holders   2 the last fence   3 the queue   4 its waiters
 -- ARGV 1 token
 --
 -- Returns 1 it has left, 0 it was no holder, or its lease had ended.
 --
--- One step, because a permit that is free for a moment goes to whoever happens to ask, not to whoever has waited longest.
+-- One step, because a permit that is free for a moment goes to the client that happens to ask, not to the first waiter.
 -- It frees before it allocates, so that it works on a full server too.
 
 -- include fence.lua
