@@ -37,6 +37,7 @@ log = logging.getLogger("holdfast")
 
 # Waiters' steps under way at once: each needs a connection, and a turn of the interpreter (benchmarks.crowd).
 _MOST_ASKS = 32
+_SPREAD = 0.3  # seconds: tasks of an event loop give up one after the other anyway, threads all at once
 _COMPLAINS_EVERY = 60.0  # seconds
 _MOST_NAMED = 5  # locks in one line of the log
 
@@ -93,6 +94,7 @@ class Driver:
         self.engine = Engine(target)
         self.book = Book(Bell())
         self.board = Switchboard(self.book, Bell, _MOST_ASKS)
+        self.book.crowd.spread_over = _SPREAD
         self.cohorts = Cohorts(Bell)
         self.engine.spare = self.wire = Wire(target, self.board, clock.now, self.engine)
         self.now = clock.now

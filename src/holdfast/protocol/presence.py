@@ -28,8 +28,7 @@ __all__ = ["CROWD", "Crowd", "rest_of", "show_presence"]
 
 CROWD: Final = 32  # up to this number of waiters, each one shows its own presence
 REST: Final = 30.0  # at the longest: in case that the keeper cannot do its work
-LARGE: Final = 500  # waiters that give up at once would keep the keeper from renewing: they do so within SPREAD
-SPREAD: Final = 0.3  # seconds
+LARGE: Final = 500  # threads that give up at once would keep the keeper from renewing
 EVERY: Final = 0.5  # seconds; a waiter that was not seen for a second loses its place
 
 _A_STEP: Final = 200  # waiters: about a millisecond of the server's time
@@ -44,6 +43,7 @@ class Crowd:
 
     def __init__(self) -> None:
         self.most_alone = CROWD
+        self.spread_over = 0.0  # seconds within which a large crowd that gives up together does so
         self.members: dict[str, Hold] = {}  # by token
         self.due_at = _NEVER
         self.outage: StepFailed | None = None  # why the last batch brought no answer
@@ -61,7 +61,7 @@ class Crowd:
 
     def spread(self, hold: Hold) -> float:
         """How much longer a waiter of a large crowd sleeps, so that not all threads wake at once (benchmarks.crowd)."""
-        return SPREAD * int(hold.token[-4:], 16) / 0xFFFF if len(self.members) > LARGE else 0.0
+        return self.spread_over * int(hold.token[-4:], 16) / 0xFFFF if len(self.members) > LARGE else 0.0
 
     def leave(self, hold: Hold) -> None:
         self.members.pop(hold.token, None)
