@@ -7,7 +7,7 @@
 -- Returns {freed, buried}: freed is 1 it has left, 0 it was no holder;
 --         buried is 1, or 0 if there was no memory for the tombstone (send it again later).
 --
--- One step, because an acquire that arrives in the middle would leave a hold that nobody believes in; and because those
+-- One step, because an acquire that arrives in the middle would leave a hold that no client relies on; and because those
 -- behind it in the queue may come in now, were it the one that did not fit. It frees before it allocates, so that it
 -- works on a full server too.
 

@@ -74,7 +74,7 @@ class Switchboard:
         return "".join([f";{hold.token}" for hold in self._book.held_by(caller)[:MOST_NESTED]])
 
     def is_crowded(self) -> bool:
-        """Whether there are so many waiters that the keeper speaks for them."""
+        """Whether the keeper shows the presence of the waiters, because there are many."""
         return len(self.waiting) > self.crowd.most_alone
 
     def dismiss(self, hold: Hold) -> None:

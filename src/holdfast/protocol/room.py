@@ -15,7 +15,7 @@ An object of a room may have many leases, of many threads or tasks, each with a 
 writer's object has one gate, like any lock. Cohorts do not apply: a permit that goes round within a process would keep
 others waiting who were first.
 
-A holder whose place is taken away by somebody else learns that from its keeper, which has the room watched: see
+A holder whose permit is taken away learns that from its keeper, which has the pool watched: see
 lookout.py. Waiters do not: they ask every half second, and so find out that a room was emptied by hand.
 
 Damage by hand. All that the server knows of a holder is in one key. If that is deleted, the holder is told; if another
