@@ -4,14 +4,28 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 BENCH_READY := $(VENV)/.ready-bench
+COMPILED := $(VENV)/.compiled
 NODE := $(VENV)/node
 SEED ?= 1
 SECONDS ?= 300
 RUNS ?= 5000
-BENCHES := uncontended keeper crowd memory latch_election market primitives guard stampede
+# In virtual time, or of the source alone.
+FAST := tests/conformance/test_lock.py tests/test_architecture.py tests/test_exports.py tests/test_glossary.py \
+	tests/test_parity.py tests/test_named_tests.py tests/errors/test_args.py tests/protocol/test_replies.py
+# The suite that every engine must pass, and the engines (tests/engine_choices.py) beside the usual server.
+CONFORMANCE := tests/conformance tests/rlock/test_semantics.py tests/pools/test_semantics.py tests/pools/test_conformance.py \
+	tests/multi/test_semantics.py tests/latch/test_semantics.py tests/election/test_semantics.py \
+	tests/handover/test_semantics.py tests/handover/test_kinds.py tests/cache/test_semantics.py
+ENGINES := local resp2 redis7 sentinel sentinel-redis7 cluster cluster-redis7 etcd etcd-minority-dead memcached
+SERVERS := tests/sentinel tests/cluster tests/etcd tests/memcached
+BENCHES := uncontended events keeper crowd memory latch_election market primitives guard stampede
+
+# Tests start some hundred programs, and five processes collect all tests: none is to compile what another has compiled.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test hostile lint format lab bench bench-before bench-contention bench-mixed clean
+.PHONY: help demo check test test-long test-engines hostile lint format lab bench bench-before bench-contention \
+	bench-mixed bench-engines failover clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile
@@ -19,22 +33,47 @@ help:
 demo: $(READY)  ## four processes draw a lottery, without a lock and with one
 	@$(BIN)/python -m examples.lottery
 
-test: $(READY)  ## the whole test suite (about 9 minutes on 2 cores)
-	@$(BIN)/python -m pytest -q -n 3 --dist loadfile
+# Tests on real servers mostly wait, so there are more processes than cores.
+test: $(COMPILED)  ## the test suite (about 5 minutes on 2 cores)
+	@$(BIN)/python -m pytest -q -n 5 --dist worksteal -m "not long" $(SERVERS:%=--ignore %)
+
+test-long: $(READY)  ## searches of the lab, planted mistakes, faults at random, storms and crowds (about 8 minutes)
+	@$(BIN)/python -m pytest -q -n 3 --dist loadgroup -m long
+
+test-engines: $(READY)  ## the conformance suite on each engine, and failovers (about 20 minutes; installs their servers)
+	@for server in redis-server memcached; do \
+		command -v $$server >/dev/null || \
+		{ apt-get update -q && apt-get install -q -y --no-install-recommends $$server; } || \
+		{ echo "$$server is needed: install it, and run this again"; exit 1; }; \
+	done
+	@failed=0; \
+	for engine in $(ENGINES); do \
+		echo "conformance on $$engine"; \
+		case $$engine in etcd*) processes=2 ;; *) processes=3 ;; esac; \
+		$(BIN)/python -m pytest -q -n $$processes --dist loadfile --engine $$engine $(CONFORMANCE) || failed=1; \
+	done; \
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile $(SERVERS) || failed=1; exit $$failed
+
+check: lint  ## the edit loop: lint and the fast tests
+	@$(BIN)/python -m pytest -q -n 3 --dist loadfile -k "not asyncio and not blocking" $(FAST)
 
 hostile: $(READY)  ## faults at random on real servers, then a fuzz of replies (about 10 minutes; SEED= SECONDS= RUNS=)
 	@failed=0; \
 	$(BIN)/python -m tests.hostile --seed $(SEED) --seconds 40 --total $(SECONDS) || failed=1; \
 	$(BIN)/python -m tests.hostile --fuzz --seed $(SEED) --runs $(RUNS) || failed=1; exit $$failed
 
-lint: $(READY)  ## ruff and mypy --strict
+lint: $(READY)  ## ruff, mypy --strict, and whether holdfast.blocking is what is derived from holdfast.aio
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+	@$(BIN)/python scripts/derive_blocking.py --check
+	@$(BIN)/python scripts/derive_engines.py --check
 
 format: $(READY)  ## let ruff lay out the code
 	@$(BIN)/ruff check --fix -q .
 	@$(BIN)/ruff format -q .
+	@$(BIN)/python scripts/derive_blocking.py
+	@$(BIN)/python scripts/derive_engines.py
 
 lab: $(READY)  ## how far the lab comes: the matrix, the fenced lock, the primitives (about 15 minutes)
 	@$(BIN)/python -m benchmarks.lab
@@ -51,6 +90,12 @@ bench-mixed: $(BENCH_READY)  ## what polling clients of other libraries get besi
 	fi
 	@$(BIN)/python -m benchmarks.mixed --node-modules $(NODE)/node_modules
 
+bench-engines: $(BENCH_READY)  ## Sentinel and Cluster beside one server; etcd beside tooz (about 3 minutes)
+	@failed=0; for one in engines etcd; do $(BIN)/python -m benchmarks.$$one || failed=1; done; exit $$failed
+
+failover: $(READY)  ## failovers and reshardings under load, beside redis-py's lock (about 25 minutes)
+	@$(BIN)/python -m benchmarks.failover
+
 bench-before: $(BENCH_READY)  ## this tree beside an earlier revision, in turn: make bench-before REV=... (about 6 minutes)
 	@$(BIN)/python -m benchmarks.before $(or $(REV),$(error say which revision: make bench-before REV=v0.1.0))
 
@@ -64,6 +109,11 @@ $(READY): pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[all]' --group dev
+	@touch $@
+
+# Once, by one process, before five of them compile all tests at the same time.
+$(COMPILED): $(READY)
+	@$(BIN)/python -m pytest -qq --collect-only tests >/dev/null || true
 	@touch $@
 
 $(BENCH_READY): $(READY)

@@ -1,14 +1,14 @@
-"""A cache storm: two hundred visitors of one page, which is cached for a second and takes a database to make.
+"""A cache storm: two hundred visitors of one page, which is cached for a second and made from a database.
 
     python -m examples.cache_storm [--seconds 3]
 
-When the page's second is over, everybody who comes before it was made again finds nothing and goes to the database, for
-the same page. That can answer ten at a time; so the queue there grows, the page is late, and more come. The cache was
-to keep visitors away from the database, and lets them all in at once.
+When the page has expired, all visitors that come before it is made again find nothing and query the database for the
+same page. The database answers ten queries at a time, so its queue grows, the page is late, and more visitors miss. The
+cache should keep visitors away from the database, and instead lets them all in at once.
 
-What makes it right is in ``visit_with_holdfast``: one of them makes the page, the others wait for it. The second run of
-it serves the old page meanwhile (``stale=``), so that nobody but that one waits at all. No server is to be set up for
-it: ``local://`` brings its own.
+``visit_with_holdfast`` shows how to do it right: one visitor makes the page, the others wait for it. The second run of
+it returns the old page meanwhile (``stale=``), so that no other visitor waits. You need not set up a server:
+``local://`` starts its own.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ PAUSE = (0.05, 0.25)  # between two visits, in seconds
 
 
 class Database:
-    """Slow, and everybody's."""
+    """A slow database that all processes share."""
 
     def __init__(self, context: Any) -> None:
         self.queries = context.Value("i", 0)
@@ -56,10 +56,10 @@ class Database:
 
 
 class PlainCache:
-    """A cache as it is written every day, shared by all processes: look, and if there is nothing, make it."""
+    """The usual cache, shared by all processes: read, and make the page if there is none."""
 
     def __init__(self, context: Any) -> None:
-        self._until = context.Value("d", 0.0)  # what the page says is of no importance here, only how long it is good
+        self._until = context.Value("d", 0.0)  # only when the page expires matters here, not its text
 
     def visit(self, database: Database) -> None:
         if time.monotonic() >= self._until.value:
@@ -93,7 +93,7 @@ def work(way: str, seconds: float, stage: Stage) -> None:
         )
         seen: list[float] = []
         start.wait()
-        visit()  # so that the page is there in the beginning
+        visit()  # so that the page exists at the start
         start.wait()
         until = time.monotonic() + seconds
 
@@ -134,7 +134,7 @@ def run(way: str, seconds: float) -> Tally:
     return Tally(len(seen), queries, seen[len(seen) // 2], seen[len(seen) * 99 // 100])
 
 
-# ---- the show --------------------------------------------------------------------------------------------------------
+# ---- output ----------------------------------------------------------------------------------------------------------
 
 WAYS = {"plain": "a plain cache", "holdfast": "with Holdfast", "stale": "and stale="}
 
@@ -160,19 +160,19 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=3.0, help="how long each of the three runs takes (default 3)")
     seconds: float = parser.parse_args().seconds
     if seconds <= 0:
-        parser.error("give some seconds")
+        parser.error("--seconds must be greater than 0")
     console = Console(highlight=False)
     console.print(
-        f"{PROCESSES * VISITORS} visitors in {PROCESSES} processes want one page, cached for {TTL:g} s. To make it\n"
-        f"takes the database {QUERY:g} s, and it can make {AT_ONCE} at a time. Each run takes {seconds:g} s."
+        f"{PROCESSES * VISITORS} visitors in {PROCESSES} processes want one page, cached for {TTL:g} s. The database\n"
+        f"takes {QUERY:g} s to make it, and can make {AT_ONCE} at a time. Each run takes {seconds:g} s."
     )
     tallies = {}
     for way, title in WAYS.items():
         tallies[way] = run(way, seconds)
-        console.print(f"  {title}: the database was asked {tallies[way].queries} times")
+        console.print(f"  {title}: {tallies[way].queries} queries to the database")
     console.print()
     summarise(console, tallies)
-    most = 2 + seconds / TTL  # one for each second, and one for whoever came when it was just over
+    most = 2 + seconds / TTL  # one for each second, and one for a visit at its very end
     for way in ("holdfast", "stale"):
         if tallies[way].queries > most:
             console.print(f"[bold red]{tallies[way].queries} queries with Holdfast. That is a bug.[/]")

@@ -1,9 +1,10 @@
-"""An election: three processes, one of which leads at a time. The first leader is killed, the next ones resign.
+"""An election: three processes, of which one leads at a time. The first leader is killed, the next ones resign.
 
     python -m examples.leader [--ttl 2]
 
-What a candidate does is in ``campaign``; the rest starts the processes and looks on. Whoever looks on is no candidate:
-``leader()`` tells everybody who leads. No server is to be set up for it: ``local://`` brings its own.
+``campaign`` is the code of a candidate; the rest starts the processes and watches them. A watcher need not be a
+candidate: ``leader()`` returns the current leader to any client. You need not set up a server: ``local://`` starts its
+own.
 """
 
 from __future__ import annotations
@@ -27,34 +28,34 @@ PATIENCE = 30.0
 
 
 def campaign(office: str, name: str, ttl: float, start: Barrier) -> None:
-    """Lead, again and again; but each time for a while only, so that others get their turn."""
+    """Lead again and again, each time for a limited time, so that other candidates get a turn."""
     election = holdfast.connect("local://").election(office, ttl=ttl, label=name)
     start.wait(PATIENCE)
     for lease in election.terms():
         ends_at = time.monotonic() + ttl
         while lease.held:
-            # Here is what only one may do. What it writes to should check lease.fence, or a leader that was stopped
-            # in the middle of it would write beside the next.
+            # Here goes the work that only the leader may do. The resource that it writes to should check lease.fence:
+            # otherwise a leader that was suspended in the middle could write after its successor.
             lease.lost.wait(0.05)
             if time.monotonic() > ends_at:
                 election.resign()
 
 
-# ---- looking on ------------------------------------------------------------------------------------------------------
+# ---- watching --------------------------------------------------------------------------------------------------------
 
 
 def await_leader(election: Election, last_fence: int) -> Leader:
-    """Who leads after the one with that fence."""
+    """Wait for a leader with a greater fence."""
     until = time.monotonic() + PATIENCE
     while time.monotonic() < until:
         leader = election.leader()
         if leader is not None and leader.fence is not None and leader.fence > last_fence:
             return leader
         time.sleep(0.005)
-    raise SystemExit("Nobody leads. That is a bug.")
+    raise SystemExit("There is no leader. That is a bug.")
 
 
-def look_on(office: str, ttl: float) -> None:
+def watch(office: str, ttl: float) -> None:
     context = multiprocessing.get_context("spawn")
     start = context.Barrier(len(CANDIDATES) + 1)
     processes = {
@@ -74,7 +75,7 @@ def look_on(office: str, ttl: float) -> None:
                 if term == 0:
                     time.sleep(ttl / 2)
                     processes[leader.label].kill()
-                    print(f"{time.monotonic() - began:6.2f} s  {leader.label} was killed: wait for its ttl", flush=True)
+                    print(f"{time.monotonic() - began:6.2f} s  {leader.label} was killed; its ttl must end", flush=True)
         finally:
             for process in processes.values():
                 process.kill()
@@ -83,9 +84,9 @@ def look_on(office: str, ttl: float) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m examples.leader", description=__doc__.partition("\n")[0])
-    parser.add_argument("--ttl", type=float, default=2.0, help="of a leader's lease, in seconds (default 2)")
+    parser.add_argument("--ttl", type=float, default=2.0, help="ttl of a leader's lease, in seconds (default 2)")
     asked = parser.parse_args()
-    look_on(f"examples:leader:{os.getpid()}", asked.ttl)
+    watch(f"examples:leader:{os.getpid()}", asked.ttl)
     return 0
 
 

@@ -2,10 +2,10 @@
 
     python -m examples.lottery [--prizes 200]
 
-The prizes are rows of a database. To draw one is to look for the first that has no winner, to think about it for a
-moment, as a payment or a slow network would make you do, and to write the winner down. That is code as it is written
-every day, and with two processes it is wrong: both find the same prize before either has written. What makes it right
-is in ``draw_with_lock``. No server is to be set up for it: ``local://`` brings its own.
+The prizes are rows of a database. A draw reads the first prize without a winner, takes a moment (as a payment or a slow
+network would), and writes the winner. Such code is common, and with two processes it is wrong: both find the same prize
+before either has written. ``draw_with_lock`` shows how to do it right. You need not set up a server: ``local://``
+starts its own.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ from rich.text import Text
 import holdfast
 
 PROCESSES = 4
-PONDER = (0.004, 0.008)  # seconds, from .. to
-TELL = (0.015, 0.030)  # the winner, for which no lock is needed
+DRAWING = (0.004, 0.008)  # seconds, from .. to; needs the lock
+MAILING = (0.015, 0.030)  # seconds to notify the winner; needs no lock
 
 
 # ---- the job ---------------------------------------------------------------------------------------------------------
 
 
 def draw(prizes: sqlite3.Connection, who: int, fence: int = 0) -> bool:
-    """Draw one prize; False when there are none left. Wrong, unless nobody else draws at the same time."""
+    """Draw one prize; False if none is left. Correct only if no other process draws at the same time."""
     [number] = prizes.execute("SELECT min(number) FROM prizes WHERE winner IS NULL").fetchone()
     if number is None:
         return False
-    time.sleep(random.uniform(*PONDER))
+    time.sleep(random.uniform(*DRAWING))
     winner = f"ticket {random.randrange(1_000_000):06}"
     prizes.execute("UPDATE prizes SET winner = ? WHERE number = ?", (winner, number))
     prizes.execute(
@@ -59,35 +59,35 @@ def draw(prizes: sqlite3.Connection, who: int, fence: int = 0) -> bool:
 
 
 def draw_with_lock(client: holdfast.Client, prizes: sqlite3.Connection, who: int) -> bool:
-    """The same, with nobody else at it. Should this process die in here, the lock is free again after 5 seconds."""
+    """The same under a lock. If this process dies in here, the lock is free again after 5 seconds."""
     with client.lock("lottery", ttl=5) as lease:
         return draw(prizes, who, lease.fence)
 
 
 def work(file: Path, who: int, locked: bool, start: Barrier, stop: Event) -> None:
-    """One of the processes: draw until there is nothing left."""
+    """One of the processes: draw until no prize is left."""
     with closing(connect(file)) as prizes, holdfast.connect("local://") as client:
         with suppress(BrokenBarrierError):  # Ctrl-C before the start
             start.wait()
         while not stop.is_set():
             if not (draw_with_lock(client, prizes, who) if locked else draw(prizes, who)):
                 return
-            time.sleep(random.uniform(*TELL))
+            time.sleep(random.uniform(*MAILING))
 
 
 def connect(file: Path) -> sqlite3.Connection:
-    """Every statement stands for itself: no transaction comes to the rescue of ``draw``."""
+    """A connection in autocommit mode: no transaction protects ``draw``."""
     prizes = sqlite3.connect(file, isolation_level=None, timeout=30)
     prizes.execute("PRAGMA journal_mode = WAL")
     prizes.execute("PRAGMA synchronous = OFF")
     return prizes
 
 
-# ---- two runs of it --------------------------------------------------------------------------------------------------
+# ---- two runs --------------------------------------------------------------------------------------------------------
 
 
 class Tally(NamedTuple):
-    """How a run stands."""
+    """The counts of a run."""
 
     prizes: int
     draws: list[int]  # by process
@@ -114,7 +114,7 @@ def count(log: sqlite3.Connection, prizes: int, seconds: float) -> Tally:
 
 
 def run(prizes: int, *, locked: bool) -> Iterator[Tally]:
-    """Let the processes draw, and say now and then how it stands; at last, how it ended."""
+    """Let the processes draw; yields the counts now and then, and at last those of the end."""
     with tempfile.TemporaryDirectory(prefix="lottery-") as folder:
         file = Path(folder) / "prizes.db"
         with closing(connect(file)) as log:
@@ -134,13 +134,13 @@ def run(prizes: int, *, locked: bool) -> Iterator[Tally]:
 
 @contextmanager
 def processes(file: Path, locked: bool) -> Iterator[tuple[list[SpawnProcess], Barrier]]:
-    """The processes, waiting to start together. None of them is left afterwards, however this ends."""
+    """The processes, waiting to start together. All of them have ended when the block is left."""
     spawn = multiprocessing.get_context("spawn")
     start, stop = spawn.Barrier(PROCESSES + 1, timeout=60), spawn.Event()
     workers = [spawn.Process(target=work, args=(file, who, locked, start, stop)) for who in range(PROCESSES)]
     try:
-        # Ctrl-C reaches every process of a terminal. The workers inherit that it is blocked, so that this process
-        # alone answers it, by asking them to stop.
+        # Ctrl-C reaches every process of a terminal. The workers inherit the blocked signal, so only this process
+        # handles it, and asks them to stop.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         for worker in workers:
             worker.start()
@@ -156,11 +156,11 @@ def processes(file: Path, locked: bool) -> Iterator[tuple[list[SpawnProcess], Ba
                 worker.join()
 
 
-# ---- the show --------------------------------------------------------------------------------------------------------
+# ---- output ----------------------------------------------------------------------------------------------------------
 
 
 def picture(tally: Tally) -> Table:
-    """A bar for each process, one for the prizes, and one that nobody wants to see grow."""
+    """A bar for each process, one for the prizes, and one for the prizes that were given out twice."""
     grid = Table.grid(expand=True, padding=(0, 1))
     grid.add_column(width=18)
     grid.add_column(ratio=1)
@@ -207,10 +207,10 @@ def summarise(console: Console, bare: Tally, held: Tally) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m examples.lottery", description=__doc__.partition("\n")[0])
-    parser.add_argument("--prizes", type=int, default=200, help="how many prizes there are (default 200)")
+    parser.add_argument("--prizes", type=int, default=200, help="number of prizes (default 200)")
     prizes: int = parser.parse_args().prizes
     if prizes < 1:
-        parser.error("give at least one prize")
+        parser.error("--prizes must be at least 1")
     console = Console(highlight=False)
 
     bare = show(console, "Without a lock", prizes, locked=False)
@@ -218,7 +218,7 @@ def main() -> int:
     summarise(console, bare, held)
 
     if not bare.twice:
-        console.print("By a miracle no prize was given out twice without a lock. Try it again, or with more prizes.")
+        console.print("This time no prize was given out twice without a lock. Try again, or with more --prizes.")
     if not held.exact:
         console.print(f"[bold red]With Holdfast: {sum(held.draws)} draws of {prizes} prizes. That is a bug.[/]")
         return 1

@@ -1,11 +1,11 @@
-"""One real server for the session, clean for each test, and a client of it."""
+"""What all tests share: one real server for the session, clean for each test, clients of it, and the stages."""
 
 from __future__ import annotations
 
 import gc
 import shutil
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -13,7 +13,11 @@ import redis
 from hypothesis import settings
 
 import holdfast
+from holdfast.engines.capabilities import ENGINES, FEATURES
 from holdfast.lua import SCRIPTS
+from tests.conformance.stages import APIS, STAGES, Scenario
+from tests.engine_choices import CHOICES, DEFAULT
+from tests.protocol.harness import Play
 from tests.proxy import Proxy
 from tests.pulse import Pulse
 from tests.servers import Server
@@ -32,8 +36,46 @@ for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler if number is signal.SIGINT else signal.SIG_DFL)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--engine", choices=list(CHOICES), default=DEFAULT, help="on which servers `server` runs")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Pulse(), "pulse")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """On another engine than usual, what runs without a server has nothing new to say."""
+    if config.getoption("--engine") != DEFAULT:
+        items[:] = [item for item in items if _uses_server(item)]
+
+
+def _uses_server(item: Any) -> bool:
+    stage = item.callspec.params.get("play") if hasattr(item, "callspec") else None
+    return stage != "world" and "server" in item.fixturenames
+
+
+# What a test needs that is run for this kind of lock.
+_OF_KIND = {
+    "several": "a lock on several names",
+    "rlock": "rlock",
+    "semaphore": "semaphore",
+    "read": "rwlock",
+    "write": "rwlock",
+}
+
+
+@pytest.fixture(autouse=True)
+def _needs(request: pytest.FixtureRequest) -> None:
+    """Skip a test that needs what the engine declares not to offer."""
+    engine = CHOICES[request.config.getoption("--engine")].engine
+    kind = request.node.callspec.params.get("kind") if hasattr(request.node, "callspec") else None
+    needed = {_OF_KIND[kind]} if isinstance(kind, str) and kind in _OF_KIND else set()
+    for marker in request.node.iter_markers("needs"):
+        assert set(marker.args) <= set(FEATURES), "a misspelt feature would be skipped everywhere"
+        needed |= set(marker.args)
+    for feature in sorted(needed - ENGINES[engine].features):
+        pytest.skip(f"{feature} is not offered by {engine}")
 
 
 def pytest_collection_finish() -> None:
@@ -52,8 +94,8 @@ def _tidy() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def _session_server() -> Iterator[Server]:
-    with Server() as server:
+def _session_server(request: pytest.FixtureRequest) -> Iterator[Any]:
+    with CHOICES[request.config.getoption("--engine")].start() as server:
         yield server
 
 
@@ -121,3 +163,16 @@ def connect(request: pytest.FixtureRequest) -> Iterator[Any]:
 def face(connect: Any, url: str) -> Any:
     """A client of the server, on either face."""
     return connect(url)
+
+
+@pytest.fixture(params=STAGES)
+def play(request: pytest.FixtureRequest, server: Server) -> Callable[[Scenario], Any]:
+    """Plays a scenario on one of the stages: the simulated world, asyncio or threads."""
+    return lambda scenario: APIS[request.param].play(scenario, server)
+
+
+@pytest.fixture(autouse=True)
+def _worlds_end() -> Iterator[None]:
+    yield
+    while Play.made:
+        Play.made.pop().end()

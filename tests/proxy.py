@@ -145,6 +145,8 @@ class _Link:
         self.threads = [
             threading.Thread(target=target, name="proxy", daemon=True) for target in (self._upwards, self._downwards)
         ]
+
+    def start(self) -> None:
         for thread in self.threads:
             thread.start()
 
@@ -379,4 +381,6 @@ class Proxy:
             far.settimeout(None)
             for sock in (near, far):
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._links.append(_Link(self, near, far))
+            link = _Link(self, near, far)
+            self._links.append(link)  # before it answers: a fault for all connections must find it
+            link.start()

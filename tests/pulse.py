@@ -2,19 +2,23 @@
 
 A lease of half a second is lost, rightly, when its process is not let run for half a second, and a test that expects it
 to be held then fails without any fault of the code. So a pulse is taken all the time: a thread that wants to wake up
-every few milliseconds writes down when it could not. A test that failed while the pulse stopped has shown nothing: it
-runs once more, and the summary shows its first failure in full, for it may have been a race after all. A test that
-failed while the pulse was steady has failed. So has a test in virtual time, whatever the pulse: one that neither
-connected, nor started a thread or a process, nor slept, does not depend on the clock.
+every few milliseconds notes when it could not. That says nothing of the servers and programs that a test has started,
+so the kernel is asked how long each of these waited for a CPU. In CI, a test that failed while the pulse stopped, or
+while a process of its own was kept from running, runs once more, up to a limit for each process, and the summary shows
+its first failure in full, because it may have been a race after all. A test that failed while the pulse was steady has
+failed. So has a test in virtual time, whatever the pulse: one that did not connect, start a thread or a process, or
+sleep does not depend on the clock.
 """
 
 from __future__ import annotations
 
 import gc
+import os
 import sys
 import threading
 import time
 import warnings
+from pathlib import Path
 
 import pytest
 from _pytest.runner import runtestprotocol
@@ -22,6 +26,8 @@ from _pytest.runner import runtestprotocol
 __all__ = ["Pulse"]
 
 BEAT = 0.02
+SAMPLE = 0.25  # how often the processes of the test are looked at
+MOST_RERUNS = 3 if os.environ.get("CI") else 0  # in each process of a run
 LONG = 0.15  # a stop that counts: what the leases of these tests have to spare
 REAL = frozenset(
     {"socket.connect", "socket.bind", "subprocess.Popen", "os.fork", "_thread.start_new_thread", "time.sleep"}
@@ -33,7 +39,9 @@ class Pulse:
 
     def __init__(self) -> None:
         self._stops: list[tuple[float, float]] = []  # when it beat again, after how long
+        self._waits: dict[int, float] = {}  # of each process below this one, how long it has waited for a CPU so far
         self._real = False  # the test depends on the clock, or its fixtures do
+        self._reruns = 0
         self._runner = threading.get_ident()
         sys.addaudithook(self._notice)
         threading.Thread(target=self._beat, name="pulse", daemon=True).start()
@@ -48,13 +56,24 @@ class Pulse:
             self._real = True
 
     def _beat(self) -> None:
-        last = time.monotonic()
+        last = sampled = time.monotonic()
         while True:
             time.sleep(BEAT)
             now = time.monotonic()
             if now - last - BEAT > LONG:
                 self._stops.append((now, now - last - BEAT))
             last = now
+            if now - sampled > SAMPLE:
+                sampled = now
+                self._sample(now)
+
+    def _sample(self, now: float) -> None:
+        """Note the processes below this one that were ready to run, and were not let run, since the last sample."""
+        waits = {pid: wait for pid in processes_below(os.getpid()) if (wait := time_waited(pid)) is not None}
+        longest = max((wait - self._waits.get(pid, 0.0) for pid, wait in waits.items()), default=0.0)
+        if longest > LONG:
+            self._stops.append((now, longest))
+        self._waits = waits
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool:
@@ -65,7 +84,8 @@ class Pulse:
         failed = [report for report in reports if report.failed]
         if failed:
             let_go_of_the_failure()
-            if self._real and (stop := self.longest_stop_since(begun)):
+            if self._real and self._reruns < MOST_RERUNS and (stop := self.longest_stop_since(begun)):
+                self._reruns += 1
                 failed[0].outcome = "rerun"  # type: ignore[assignment]
                 whole = "\n".join(report.longreprtext for report in failed)
                 failed[0].longrepr = f"the machine stood still for {stop:.2f} s: once more\n{whole}"
@@ -86,6 +106,26 @@ class Pulse:
             for title, text in report.sections:
                 terminalreporter.write_sep("-", title)
                 terminalreporter.write_line(text)
+
+
+def processes_below(pid: int) -> list[int]:
+    """Its children, their children, and so on; none where the kernel does not tell."""
+    found: list[int] = []
+    try:
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            for child in map(int, (task / "children").read_text().split()):
+                found += [child, *processes_below(child)]
+    except OSError:
+        pass  # it has ended meanwhile
+    return found
+
+
+def time_waited(pid: int) -> float | None:
+    """For how many seconds its main thread was ready to run while others had the CPUs; None if it has ended."""
+    try:
+        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
+    except (OSError, IndexError):
+        return None
 
 
 def let_go_of_the_failure() -> None:

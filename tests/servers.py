@@ -61,11 +61,13 @@ def free_port() -> int:
 class Server:
     """One real server, started when made.
 
-    ``extra_options`` go to its command line as they are: ``Server("--requirepass", "secret")``.
+    ``extra_options`` go to its command line as they are: ``Server("--requirepass", "secret")``. ``binary`` is another
+    server than the usual one.
     """
 
-    def __init__(self, *extra_options: str, port: int | None = None, unix: bool = False) -> None:
+    def __init__(self, *extra_options: str, port: int | None = None, unix: bool = False, binary: str = "") -> None:
         self._options = extra_options
+        self._binary = binary or find_binary()
         self._owner = os.getpid()
         # A short name, because the path of a unix socket may not be longer than about a hundred characters.
         self._folder = tempfile.mkdtemp(prefix="hf-")
@@ -90,6 +92,9 @@ class Server:
         if self._process is None:
             raise RuntimeError("the server is not running")
         return self._process.pid
+
+    def is_running(self) -> bool:
+        return self._process is not None
 
     @property
     def password(self) -> str | None:
@@ -177,18 +182,20 @@ class Server:
             self.port = free_port()
         raise RuntimeError(f"the server at {self.url} did not start:\n{self.log}")
 
-    def _launch(self) -> None:
+    def _command(self) -> list[str]:
         address = ["--unixsocket", self.path] if self.path else ["--bind", "127.0.0.1"]
-        command = [
-            find_binary(),
+        return [
+            self._binary,
             *("--port", str(self.port), *address),
             *("--save", "", "--appendonly", "no", "--dir", self._folder, "--daemonize", "no"),
             *self._options,
         ]
+
+    def _launch(self) -> None:
         with self._log_file.open("ab") as log:
             # A session of its own, so that Ctrl-C at the terminal reaches the test, not the server under it.
             self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                self._command(), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
         # Its input ends when this process does, even by SIGKILL, which no atexit handler could answer.
         self._watcher = subprocess.Popen(

@@ -25,18 +25,22 @@ import holdfast.aio
 
 __all__ = [
     "FACES",
+    "LOSS_LOGGED",
     "AioFace",
     "BlockingFace",
     "Script",
+    "as_bytes",
     "async_eventually",
     "asyncio_test",
     "connections_of",
     "eventually",
+    "is_subscribed",
     "lock_keys",
     "took",
 ]
 
 T = TypeVar("T")
+LOSS_LOGGED = re.compile(r"\w+ '.*'( \(\w+\))? lost after [\d.]+ s, fence (\d+|None): ")
 ROOT = Path(__file__).parent.parent
 
 
@@ -101,9 +105,19 @@ def later(seconds: float, act: Callable[..., object], *args: object) -> Iterator
         timer.join()
 
 
+def as_bytes(reply: object) -> bytes:
+    """The reply, which must be bytes. Annotations of redis-py and of the simulated store allow other types, too."""
+    assert isinstance(reply, bytes), reply
+    return reply
+
+
 def lock_keys(server: redis.Redis) -> list[str]:
     """The keys that are locks: whatever is there, less the side keys."""
-    return sorted(key.decode() for key in server.keys("*") if b":hf1:" not in key)
+    return sorted(key.decode() for key in map(as_bytes, server.keys("*")) if b":hf1:" not in key)
+
+
+def is_subscribed(client: holdfast.Client | holdfast.aio.Client) -> bool:
+    return all(node.subscribed for node in client.statistics().nodes.values())
 
 
 def connections_of(server: redis.Redis) -> int:
@@ -220,20 +234,6 @@ async def _result_of(future: Awaitable[T]) -> T:
 FACES = [BlockingFace, AioFace]
 
 
-def code_of(page: str) -> str:
-    """All the Python on a page of docs/, as one program."""
-    text = (Path(__file__).parent.parent / "docs" / page).read_text()
-    return "\n".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL))
-
-
-def run_page(page: str, port: int) -> list[str]:
-    """What that program says, with the server at that port."""
-    program = code_of(page).replace("localhost:6379", f"127.0.0.1:{port}")
-    done = subprocess.run([sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
-
-
 class Script:
     """A Python process of its own, for what cannot be done to the one that runs the tests.
 
@@ -312,8 +312,9 @@ def say(*words):
         return self._process.wait(timeout)
 
     def _complaint(self) -> str:
+        """What it wrote to stderr, without the log lines about lost leases, which many tests cause."""
         assert self._process.stderr is not None
-        return self._process.stderr.read()
+        return "".join(line for line in self._process.stderr if not LOSS_LOGGED.match(line))
 
     def __enter__(self) -> Script:
         return self

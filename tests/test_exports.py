@@ -128,6 +128,6 @@ def test_importing_holdfast_imports_no_asyncio_driver() -> None:
     code = "import sys, holdfast; print(*sorted(m for m in sys.modules if m.startswith('holdfast') or m == 'lupa'))"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert "holdfast.blocking" in loaded
-    assert not {"holdfast.aio", "holdfast.drivers.aio", "holdfast.engines.redis_aio", "lupa", "holdfast.cli"} & {
+    assert not {"holdfast.aio", "holdfast.drivers.aio", "holdfast.engines.redis.aio.engine", "lupa", "holdfast.cli"} & {
         *loaded
     }

@@ -1,4 +1,4 @@
-"""The two faces: the same names, the same arguments, the same words."""
+"""The two faces: the same names, the same arguments."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import holdfast.aio
 import holdfast.blocking
 
 CLASSES = [
-    *("Cached", "Client", "Election", "Latch", "Lock", "Lease", "Lost", "Permit", "RLease", "RLock", "RWLock"),
+    *("Cached", "Client", "Election", "Latch", "Lock", "Locks", "Lease", "Lost", "Permit", "RLease", "RLock", "RWLock"),
     *("ReadLock", "MultiLock", "Recipe", "RecipeLease", "Semaphore", "Terms", "WriteLease", "WriteLock"),
 ]
 OTHER_NAME = {"close": "aclose", "__enter__": "__aenter__", "__exit__": "__aexit__"}
-SAID_DIFFERENTLY = {"on_lost", "fn"}  # under asyncio they may also be a word, and a coroutine function
+SAID_DIFFERENTLY = {"on_lost", "fn"}  # under asyncio also a str, and a coroutine function
 
 
 def members(cls: type) -> dict[str, Any]:
@@ -67,6 +67,37 @@ def assert_same_parameters(method: Any, twin: Any) -> None:
             assert parameter.annotation == theirs[name].annotation, (method, name)
 
 
+@pytest.mark.parametrize("connect", [holdfast.connect, holdfast.aio.connect], ids=["blocking", "asyncio"])
+def test_an_option_that_does_not_exist_is_a_type_error(connect: Any) -> None:
+    client: Any = connect("redis://127.0.0.1:1")
+    for make in (client.lock, client.rlock, client.rwlock, client.election, client.exclusive, client.cached):
+        with pytest.raises(TypeError, match="tll"):
+            make("a", tll=1)
+    with pytest.raises(TypeError, match="tll"):
+        client.semaphore("a", 3, tll=1)
+    with pytest.raises(TypeError, match="cohort"):
+        client.election("a", cohort=1)
+
+
+def test_an_adopted_hold_has_no_wait_and_no_cohort() -> None:
+    with holdfast.connect("redis://127.0.0.1:1") as client:
+        adopt: Any = client.adopt
+        for option in ("wait", "cohort"):
+            assert option not in inspect.signature(adopt).parameters
+            with pytest.raises(TypeError, match=option):
+                adopt("a ticket", **{option: 1})
+
+
+def test_options_that_are_equal_but_of_other_types_are_checked_anew() -> None:
+    with holdfast.connect("redis://127.0.0.1:1") as client:
+        lock: Any = client.lock
+        lock("a", ttl=1, renew=True)
+        with pytest.raises(holdfast.InvalidConfig):
+            lock("a", ttl=True, renew=True)
+        with pytest.raises(holdfast.InvalidConfig):
+            lock("a", renew=1, ttl=True)
+
+
 def test_what_waits_for_the_server_is_awaited() -> None:
     for name in CLASSES:
         aio = members(getattr(holdfast.aio, name))
@@ -96,7 +127,10 @@ def test_the_signature_of_lock_is_the_promised_one() -> None:
         "timeout": 5.0,
         "fence_retention": 3600.0,
         "cohort": 64,
+        "replicas": None,
+        "fence_floor": None,
         "on_lost": None,
+        "on_event": None,
     }
 
 

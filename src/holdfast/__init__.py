@@ -3,7 +3,7 @@
     import holdfast
 
     with holdfast.connect().lock("order:42", wait=5) as lease:
-        ...  # nobody else is here; lease.fence proves it to what you write to
+        ...  # no other process is here; lease.fence proves it to the resource that you write to
 
 The same names under asyncio are in ``holdfast.aio``; what refuses late writes is in ``holdfast.guard``. Both are
 imported when they are first used.

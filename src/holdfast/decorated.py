@@ -1,9 +1,7 @@
-"""What ``cached`` makes of a function: an object that is called like it, and knows the name and the end of its values.
+"""The object that ``cached`` makes of a function: callable like it, with the key of a call and its invalidation.
 
-It binds as a function does, so that it may be a method; and what it is then asked for is asked of that very object:
-``shop.price.invalidate("tea")`` needs no ``self``. It pickles by its name, as functions do.
-
-To a type checker it has the arguments of the function, and what the function returns.
+It binds as a function does, so it may be a method, and then knows its object: ``shop.price.invalidate("tea")`` needs no
+``self``. It pickles by its name, as functions do. A type checker sees the function's arguments and result.
 """
 
 from __future__ import annotations
@@ -21,21 +19,8 @@ from weakref import WeakSet
 
 from holdfast.errors import InvalidConfig
 from holdfast.lease import BaseLease
-from holdfast.protocol.entries import Policy, Serializer
-from holdfast.protocol.templates import Template
-
-__all__ = [
-    "SKIPPED",
-    "BaseCached",
-    "CacheOptions",
-    "Skipped",
-    "current_lease",
-    "exclusive_wait",
-    "finished",
-    "holding",
-    "refuse_bare",
-    "refuse_result",
-]
+from holdfast.protocol.cache.entry import Policy, Serializer
+from holdfast.protocol.cache.name_template import Template
 
 _BUSY: Final = ("raise", "skip", "wait")
 _caching: Final[WeakSet[Any]] = WeakSet()  # clients of this process that have decorated a function
@@ -43,7 +28,7 @@ _lease: Final[ContextVar[BaseLease | None]] = ContextVar("holdfast.current_lease
 
 
 class Skipped(Enum):
-    """The type of SKIPPED. An enum, so that ``is`` narrows types, and a copy or an unpickled one is the same object."""
+    """The type of SKIPPED. An enum, so that ``is`` narrows types, and copies and unpickled ones are the same object."""
 
     SKIPPED = "skipped"
 
@@ -56,11 +41,11 @@ class Skipped(Enum):
     __str__ = __repr__
 
 
-SKIPPED: Final = Skipped.SKIPPED  # what a call returns that ``@exclusive(busy="skip")`` has left out
+SKIPPED: Final = Skipped.SKIPPED  # the result of a call that ``@exclusive(busy="skip")`` did not run
 
 
 def current_lease() -> BaseLease | None:
-    """The lease under which the innermost ``@client.exclusive`` function runs here; None outside of one.
+    """The lease of the innermost ``@client.exclusive`` function that runs here; None outside of one.
 
     It is kept in a context variable: tasks that the function starts, and ``asyncio.to_thread``, see it too; a plain
     thread does not.
@@ -70,7 +55,7 @@ def current_lease() -> BaseLease | None:
 
 @contextmanager
 def holding(lease: BaseLease) -> Iterator[None]:
-    """Make it the current lease."""
+    """Make this the current lease."""
     token = _lease.set(lease)
     try:
         yield
@@ -78,8 +63,8 @@ def holding(lease: BaseLease) -> Iterator[None]:
         _lease.reset(token)
 
 
-class CacheOptions(TypedDict, total=False):
-    """What ``get_or_compute`` takes beside a key, a function and a ttl."""
+class CacheKeywords(TypedDict, total=False):
+    """The options of ``get_or_compute``, except key, function and ttl."""
 
     stale: float
     errors: float
@@ -91,7 +76,7 @@ class CacheOptions(TypedDict, total=False):
 
 
 class BaseCached:
-    """A function whose results are cached. The two faces add how it is called, and how a result is forgotten."""
+    """A function whose results are cached. The two faces add how to call it, and how to invalidate a result."""
 
     _bound: tuple[Any, ...] = ()  # the object whose method it is
     __name__: str
@@ -107,11 +92,11 @@ class BaseCached:
         update_wrapper(made, function)
 
     def key(self, *args: Any, **kwargs: Any) -> str:
-        """The key of that call. What the key does not depend on may be left out."""
+        """The key of that call. Arguments that the key does not depend on may be left out."""
         return self._template.name_of((*self._bound, *args), kwargs)
 
     def _request(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Policy, Callable[[], Any]]:
-        """What is asked of the client for that call."""
+        """The entry, the policy and the computation of that call."""
         args = (*self._bound, *args)
         entry = self._client._entry(self._template.name(args, kwargs))
         return entry, self._policy, lambda: self._function(*args, **kwargs)
@@ -133,16 +118,16 @@ class BaseCached:
 
 
 def exclusive_wait(wait: float | None, busy: str, default: object) -> float | None:
-    """How long to wait for one's turn: with busy="wait" for ever, unless it was said how long."""
+    """How long to wait for the lock: with busy="wait" forever, unless ``wait`` is given."""
     if busy not in _BUSY:
         raise InvalidConfig(f"busy={busy!r:.60}", f"give one of {', '.join(map(repr, _BUSY))}")
     if default is not SKIPPED and busy != "skip":
-        raise InvalidConfig(f"default={default!r:.60}", f"it is for busy='skip': with {busy!r} no call is left out")
+        raise InvalidConfig(f"default={default!r:.60}", f"it is for busy='skip': with {busy!r} no call is skipped")
     return None if busy == "wait" and not wait else wait
 
 
 def refuse_bare(name: object, use: str) -> None:
-    """Who writes the decorator without a name gives it the function instead; said before that is called in vain."""
+    """Refuse a decorator without a name, which is given the function instead."""
     if not isinstance(name, str):
         given = getattr(name, "__qualname__", repr(name))
         raise InvalidConfig(
@@ -152,11 +137,10 @@ def refuse_bare(name: object, use: str) -> None:
 
 
 def _refuse_shared(client: Any, pattern: str, function: Callable[..., Any]) -> None:
-    """Two functions whose values have the same keys would return each other's results; said when the second is
-    decorated, by this client or another of this process. A function that is decorated again (a reloaded module, a
-    factory) is the same one."""
+    """Refuse a second function with the same keys, in this client or another of this process: each would return the
+    other's values. A function that is decorated again (a reloaded module, a factory) is the same one."""
     if _find_other(client, pattern, function) is not None:
-        gc.collect()  # its client, or the function itself, may be garbage
+        gc.collect()  # the other function, or its client, may be garbage
     first = _find_other(client, pattern, function)
     if first is not None:
         raise InvalidConfig(
@@ -167,7 +151,7 @@ def _refuse_shared(client: Any, pattern: str, function: Callable[..., Any]) -> N
     try:
         client._cached[pattern] = function
     except TypeError:
-        pass  # no weak references to it: it is not remembered
+        pass  # it takes no weak references, and is not remembered
 
 
 def _find_other(client: Any, pattern: str, function: Callable[..., Any]) -> Any:
@@ -180,10 +164,10 @@ def _find_other(client: Any, pattern: str, function: Callable[..., Any]) -> Any:
 
 
 def _is_same_place(one: Any, other: Any) -> bool:
-    """Whether the values of these clients have the same keys on the same server."""
+    """Whether these clients have the same keys on the same server."""
     ours, theirs = one._driver, other._driver
     return one is other or (
-        (ours.address, one._namespace) == (theirs.address, other._namespace) and not ours.book.closed
+        (ours.address, one._namespace) == (theirs.address, other._namespace) and not ours.registry.closed
     )
 
 
@@ -193,7 +177,7 @@ def _full_name(function: Any) -> str:
 
 
 def refuse_result(fn: Any, key: object) -> None:
-    """Whoever gives the result of a function instead of it has called it already; said before anybody is asked."""
+    """Refuse the result of a function in place of the function."""
     if not callable(fn):
         if inspect.iscoroutine(fn):
             fn.close()
@@ -203,11 +187,11 @@ def refuse_result(fn: Any, key: object) -> None:
         )
 
 
-def finished(result: Any, said: str) -> Any:
-    """What a function has returned; but not if its work is still to be done."""
+def finished(result: Any, call: str) -> Any:
+    """The result of a function; InvalidConfig if its work is not done yet."""
     if inspect.iscoroutine(result):
         result.close()
-        raise InvalidConfig(said, "the function returned a coroutine, which nobody awaits here: use holdfast.aio")
+        raise InvalidConfig(call, "the function returned a coroutine, which is not awaited here: use holdfast.aio")
     if inspect.isgenerator(result) or inspect.isasyncgen(result):
-        raise InvalidConfig(said, "the function returned a generator, which has done nothing yet: return a list")
+        raise InvalidConfig(call, "the function returned a generator, which has done nothing yet: return a list")
     return result

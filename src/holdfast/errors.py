@@ -2,24 +2,24 @@
 
     HoldfastError
     ├── NotAcquired                  the lock was not obtained
-    │   ├── AcquireTimeout           ... within the wait: another holder has it (also a TimeoutError)
-    │   └── WouldDeadlock            ... because to wait for it could last for ever (also a RuntimeError)
-    ├── LeaseLost                    it was held, and no longer is
-    ├── NotHeld                      a release of what is not held (also a RuntimeError)
-    │   └── OverRelease              ... of a semaphore (also a ValueError)
-    ├── ComputeFailed                a value could not be computed, says whoever tried
-    ├── ComputeTimeout               somebody was still computing it when the wait was over (also a TimeoutError)
-    ├── StaleFence                   what was written to has seen a later holder, and refused
-    ├── OutcomeUnknown               sent, but nobody can say whether it took effect
+    │   ├── AcquireTimeout           the last request was refused, and the wait is over (also a TimeoutError)
+    │   └── WouldDeadlock            waiting for it could last forever (also a RuntimeError)
+    ├── LeaseLost                    the lease ended before it was released
+    ├── NotHeld                      release() of a lock that is not held (also a RuntimeError)
+    │   └── OverRelease              more permits were released than are held (also a ValueError)
+    ├── ComputeFailed                another caller failed to compute the value
+    ├── ComputeTimeout               another caller was still computing when the wait was over (also a TimeoutError)
+    ├── StaleFence                   the resource has seen a later holder, and refused the write
+    ├── OutcomeUnknown               a request was sent, and may or may not have taken effect
     ├── Unavailable                  no server could be used (also a ConnectionError)
-    ├── Unsupported                  this server or engine cannot do that
-    ├── InvalidName                  (also a ValueError)
-    └── InvalidConfig                (also a ValueError)
+    ├── Unsupported                  this server, engine, kind of lock or ticket cannot do that
+    ├── InvalidName                  a lock name that is not allowed (also a ValueError)
+    └── InvalidConfig                an option, argument or URL that is not allowed (also a ValueError)
 
-Strategy: an error keeps facts as attributes and computes its message from them, so that a message can neither
-drift from the facts nor carry a token or a password. Each says what happened, to which lock, and what to do next.
-Exceptions of other libraries never leave Holdfast; they are chained as causes. All of them survive pickling,
-because work guarded by a lock is often done in a process pool.
+An error keeps facts as attributes and computes its message from them, so a message always matches the facts and never
+contains a token or a password. Each message says what happened, to which lock, and what to do next. Exceptions of
+other libraries never leave Holdfast; they are chained as causes. Every error can be pickled, because work guarded by a
+lock is often done in a process pool.
 """
 
 from __future__ import annotations
@@ -51,31 +51,31 @@ __all__ = [
 
 
 def rounded(seconds: float) -> str:
-    """A time as people write it: 0.5 rather than 0.5000001, 86400 rather than 8.64e+04."""
+    """Seconds as text for a message: 0.5, not 0.5000001; 86400, not 8.64e+04."""
     if seconds >= 999.5:
         return f"{seconds:.0f}"
     return f"{seconds:.3g}" if seconds >= 0.01 else f"{seconds:.1g}"
 
 
 def printable(text: str, keep: str = "") -> str:
-    """The text with control characters escaped, so that a terminal shows them instead of obeying them."""
+    """The text with control characters escaped, so that a terminal shows them and does not act on them."""
     return "".join(
         char if char.isprintable() or char in keep else char.encode("unicode_escape").decode() for char in text
     )
 
 
 class HoldfastError(Exception):
-    """Base class of all errors of Holdfast. ``args`` are what its constructor takes to give the same message again."""
+    """Base class of all errors of Holdfast. ``type(error)(*error.args)`` has the same message."""
 
     def __init__(self, *args: Any) -> None:
-        super().__init__()  # without them: to an OSError, which some of these are, they would be an errno
+        super().__init__()  # without args: a subclass that is an OSError would read them as an errno
         self.args = args
 
     def __str__(self) -> str:
         return self._message()
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({str(self)!r})"  # a log or a group of errors shows no more than this
+        return f"{type(self).__name__}({str(self)!r})"  # all that a log or an exception group shows
 
     def _message(self) -> str:
         return Exception.__str__(self)
@@ -104,11 +104,11 @@ class NotAcquired(HoldfastError):
 
 
 class AcquireTimeout(NotAcquired, TimeoutError):
-    """The lock was not obtained within the wait, because another holder has it.
+    """The lock was not obtained within the wait: another client holds it or is ahead in the queue.
 
-    ``holder`` says who, as far as that is known: None behind other waiters, or while the lock is left free for polling
-    clients. If its ``mode`` is "reserved", the lock is kept for that waiter, which wants other names too. ``refused``
-    is the name that was refused. A server that does not answer is never an AcquireTimeout, but Unavailable.
+    ``holder`` is that client, or None if other waiters are first or the lock is left free for polling clients. If its
+    ``mode`` is "reserved", the lock is kept for a waiter that needs other names too. ``refused`` is the name that was
+    refused. A server that does not answer raises Unavailable, never AcquireTimeout.
     """
 
     def __init__(
@@ -116,14 +116,14 @@ class AcquireTimeout(NotAcquired, TimeoutError):
     ) -> None:
         it = repr(refused) if refused else "it"  # of several names, the one that was refused
         if holder is None:
-            by = f"someone else holds {it}, or is before us in its queue"
+            by = f"another client holds {it}, or is ahead in its queue"
         elif holder.mode == "reserved":
-            by = f"{it} is reserved for {holder}, which waits for other names as well"
+            by = f"{it} is reserved for {holder}, which also waits for other names"
         else:
             by = f"{holder} holds {it}"
-        super().__init__(name, reason or f"{by}. Wait longer (wait=), or catch AcquireTimeout and come back later")
+        super().__init__(name, reason or f"{by}. Wait longer (wait=), or catch AcquireTimeout and try again later")
         self.waited = waited
-        self.holder = holder  # not among args, which JSON should be able to carry
+        self.holder = holder  # not in args, which must be JSON-serializable
         self.refused = refused or name  # of several names, the one that was refused
         self.args = name, waited, self.reason
 
@@ -133,19 +133,19 @@ class AcquireTimeout(NotAcquired, TimeoutError):
 
 
 class WouldDeadlock(NotAcquired, RuntimeError):
-    """A reader has asked for the writing side of the same lock, or a writer for the reading side."""
+    """A reader asked for the write side of the lock that it holds, or a writer for the read side."""
 
     def __init__(self, name: str, reason: str = "") -> None:
         super().__init__(
             name,
             reason
-            or "this thread or task reads it, and cannot wait for all readers to leave: a second one that did the same "
-            "would wait for this one, both for ever. Release the read first, and look again at what may have changed",
+            or "this thread or task holds its read side, and two readers that both wait to write would wait forever. "
+            "Release the read side, acquire the write side, and read the data again",
         )
 
 
 class LeaseLost(HoldfastError):
-    """The lease ended before its holder let it go: the guarded work may have run beside another holder."""
+    """The lease ended before its holder released it. Another holder may have run at the same time."""
 
     def __init__(self, name: str, fence: int | None, reason: str) -> None:
         super().__init__(name, fence, reason)
@@ -154,18 +154,16 @@ class LeaseLost(HoldfastError):
         self.reason = reason
 
     def _message(self) -> str:
-        if self.fence is None:  # a lock of history has none
-            return (
-                f"the lease on {self.name!r} was lost: {self.reason}. Stop the guarded work, and look at what it wrote"
-            )
+        if self.fence is None:  # a recipe has none
+            return f"the lease on {self.name!r} was lost: {self.reason}. Stop the guarded work, and check what it wrote"
         return (
-            f"the lease on {self.name!r} (fence {self.fence}) was lost: {self.reason}. Stop the guarded work, and let "
-            "what it writes to refuse this fence"
+            f"the lease on {self.name!r} (fence {self.fence}) was lost: {self.reason}. Stop the guarded work, and "
+            "let the resource refuse writes with this fence (holdfast.guard)"
         )
 
 
 class NotHeld(HoldfastError, RuntimeError):
-    """A release of a lock that is not held."""
+    """release() was called for a lock that is not held."""
 
     def __init__(
         self, name: str, reason: str = "is not held through this object: acquire it first, and release it once"
@@ -179,7 +177,7 @@ class NotHeld(HoldfastError, RuntimeError):
 
 
 class OverRelease(NotHeld, ValueError):
-    """A release of more permits of a semaphore than are held through that object. None was released."""
+    """More permits of a semaphore were released than this object holds. None was released."""
 
     def __init__(self, name: str, reason: str = "", held: int = 0, released: int = 1) -> None:
         super().__init__(name, reason)
@@ -191,15 +189,15 @@ class OverRelease(NotHeld, ValueError):
         if self.reason:
             return f"the permit of {self.name!r} {self.reason}"
         if not self.held:
-            return f"no permit of {self.name!r} is held through this object: release each one once, and no more"
+            return f"no permit of {self.name!r} is held through this object: release each permit once"
         return (
-            f"{self.released} permits of {self.name!r} cannot be released, for this object holds {self.held}: release "
-            "each one once, and no more"
+            f"{self.released} permits of {self.name!r} cannot be released, because this object holds "
+            f"{self.held}: release each permit once"
         )
 
 
 class ComputeFailed(HoldfastError):
-    """Somebody else computed this value for all, and failed. ``kind`` is the type of their exception, as text."""
+    """Another caller computed this value for all callers, and failed. ``kind`` names the type of its exception."""
 
     def __init__(self, name: str, kind: str, message: str) -> None:
         super().__init__(name, kind, message)
@@ -208,12 +206,12 @@ class ComputeFailed(HoldfastError):
         self.message = message
 
     def _message(self) -> str:
-        said = f"{self.kind}: {self.message}" if self.message else self.kind
-        return f"the value of {self.name!r} could not be computed: {said}"
+        failure = f"{self.kind}: {self.message}" if self.message else self.kind
+        return f"the value of {self.name!r} could not be computed: {failure}"
 
 
 class ComputeTimeout(HoldfastError, TimeoutError):
-    """The wait was over before the value was there."""
+    """Another caller was still computing the value when the wait was over."""
 
     def __init__(self, name: str, waited: float) -> None:
         super().__init__(name, waited)
@@ -221,15 +219,15 @@ class ComputeTimeout(HoldfastError, TimeoutError):
         self.waited = waited
 
     def _message(self) -> str:
-        waited = f"after {rounded(self.waited)} s" if self.waited else "at the first look"
+        waited = f"after {rounded(self.waited)} s" if self.waited else "at the first try"
         return (
-            f"somebody else was still computing the value of {self.name!r} {waited}. Wait longer (wait=), or serve old "
-            "values meanwhile (stale=)"
+            f"another caller was still computing the value of {self.name!r} {waited}. Wait longer (wait=), or serve "
+            "old values meanwhile (stale=)"
         )
 
 
 class StaleFence(HoldfastError):
-    """A write was refused, and nothing written: a later holder has written there. ``stored`` is the fence on record."""
+    """A write was refused, because a later holder has written there. ``stored`` is the fence of that holder."""
 
     def __init__(self, name: str, fence: int, stored: int | None, resource: str) -> None:
         super().__init__(name, fence, stored, resource)
@@ -243,13 +241,13 @@ class StaleFence(HoldfastError):
         seen = "another holder" if self.stored == self.fence else "a later holder"
         record = "" if self.stored is None else f" (fence {self.stored})"
         return (
-            f"a write to {resource} under lock {self.name!r:.60} (fence {self.fence}) was refused, for {seen}{record} "
-            "has written there. Give this work up: read again and start over under a new lease"
+            f"a write to {resource} under lock {self.name!r:.60} (fence {self.fence}) was refused, because "
+            f"{seen}{record} has written there. Discard this work, and start over under a new lease"
         )
 
 
 class OutcomeUnknown(HoldfastError):
-    """A step was sent and no answer came back: it may or may not have taken effect."""
+    """A request was sent, and no reply says what it did: it may or may not have taken effect."""
 
     def __init__(self, name: str, action: str, advice: str) -> None:
         super().__init__(name, action, advice)
@@ -258,17 +256,17 @@ class OutcomeUnknown(HoldfastError):
         self.advice = advice
 
     def _message(self) -> str:
-        return f"whether {self.action} of {self.name!r} took effect is unknown, for no answer came back: {self.advice}"
+        return f"{self.action} of {self.name!r} was sent and not answered, so its outcome is unknown: {self.advice}"
 
 
 class Unavailable(HoldfastError, ConnectionError):
-    """No server could be used. ``causes`` says why, by server (addresses carry no credentials)."""
+    """No server could be used. ``causes`` has the reason for each server; addresses contain no credentials."""
 
     def __init__(self, causes: Mapping[str, str], advice: str, subject: str = "") -> None:
         super().__init__(dict(causes), advice, subject)
         self.causes = dict(causes)
         self.advice = advice
-        self.subject = subject  # what it was needed for, such as "lock 'x'"
+        self.subject = subject  # what the server was needed for, such as "lock 'x'"
 
     def _message(self) -> str:
         why = "; ".join(f"{server}: {cause}" for server, cause in self.causes.items())
@@ -277,7 +275,7 @@ class Unavailable(HoldfastError, ConnectionError):
 
 
 class Unsupported(HoldfastError):
-    """This server or engine cannot do what was asked."""
+    """This server, engine, kind of lock or ticket cannot do what was asked."""
 
     def __init__(self, what: str, advice: str) -> None:
         super().__init__(what, advice)
@@ -289,7 +287,7 @@ class Unsupported(HoldfastError):
 
 
 class InvalidName(HoldfastError, ValueError):
-    """A lock name that cannot be used."""
+    """A lock name that is not allowed."""
 
     def __init__(self, name: object, problem: str) -> None:
         super().__init__(name, problem)
@@ -304,7 +302,7 @@ class InvalidName(HoldfastError, ValueError):
 
 
 class InvalidConfig(HoldfastError, ValueError):
-    """An option, argument or URL that cannot be used."""
+    """An option, argument or URL that is not allowed."""
 
     def __init__(self, what: str, problem: str) -> None:
         super().__init__(what, problem)
@@ -316,8 +314,8 @@ class InvalidConfig(HoldfastError, ValueError):
 
 
 class LocalOnlyWarning(UserWarning):
-    """No server was named, so locks reach no further than this machine."""
+    """No URL was given, so locks only work between processes of this machine."""
 
 
 class UnsafeRecipeWarning(UserWarning):
-    """A lock of history was asked for, with the pits that it has."""
+    """A recipe is in use that has known pitfalls."""

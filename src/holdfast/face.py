@@ -1,4 +1,4 @@
-"""What the two faces share: a client's settings, and how a request for a lock is checked."""
+"""What both faces share: the settings of a client, and the checks of names and options."""
 
 from __future__ import annotations
 
@@ -7,28 +7,27 @@ import math
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakValueDictionary
 
-from holdfast.errors import InvalidConfig, InvalidName, UnsafeRecipeWarning, Unsupported
-from holdfast.lease import Terms
+from holdfast.errors import InvalidConfig, InvalidName, UnsafeRecipeWarning
 from holdfast.names import Keys, check_namespace, keys_of, not_a_name
-from holdfast.options import seconds, terms_of, whole
-from holdfast.protocol.entries import Entry, Json, Policy, Serializer, entry_of
-from holdfast.protocol.flights import Desk
-from holdfast.protocol.handover import Offer, read_ticket
-from holdfast.protocol.latch import Vigils
-from holdfast.protocol.multi import together
+from holdfast.options import CommonKeywords, LockOptions, lock_options, seconds, whole
+from holdfast.protocol.cache.entry import Entry, Json, Policy, Serializer, entry_of
+from holdfast.protocol.cache.name_template import Template, is_coroutine_function
+from holdfast.protocol.cache.singleflight import Group
+from holdfast.protocol.kinds.handover import Offer, read_ticket
+from holdfast.protocol.kinds.latch import WaitersByLatch
+from holdfast.protocol.kinds.multi import together
+from holdfast.protocol.kinds.pool import ANY
+from holdfast.protocol.kinds.rlock import Owned
+from holdfast.protocol.kinds.rwlock import HoldsByCaller
 from holdfast.protocol.recipes import FENCED, RECIPES, make
-from holdfast.protocol.rlock import Owned
-from holdfast.protocol.room import ANY
-from holdfast.protocol.rwlock import Insiders
-from holdfast.protocol.templates import Template, is_coroutine_function
 
-__all__ = ["FENCED", "BaseClient", "N_co", "fenced_options"]
+__all__ = ["FENCED", "BaseClient", "N_co", "fenced_options", "policy_of"]
 
-# What ``acquire()`` returns instead of a lease: Never if the lock waits for ever (wait=None), else None.
+# What ``acquire()`` returns instead of a lease: Never if the lock waits forever (wait=None), else None.
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
 
@@ -38,87 +37,90 @@ else:
 
     N_co = TypeVar("N_co", covariant=True, bound=None)
 
-OPTIONS: Final = ("ttl", "wait", "renew", "max_hold", "on_lost", "label", "cohort")
-CACHE_OPTIONS: Final = ("ttl", "stale", "errors", "early", "compute_ttl", "max_compute", "wait", "serializer")
-
-_warned: Final[set[str]] = set()  # of which recipes, once per process
+_warned: Final[set[str]] = set()  # recipes that have warned in this process
 
 log = logging.getLogger("holdfast")
 _JSON: Final = Json()
 
 
 def fenced_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of the lock that is no recipe, though it may be asked for as one."""
+    """The checked options of the recipe "holdfast", which is ``lock`` itself."""
+    known = sorted(CommonKeywords.__annotations__)
     for option in options:
-        if option not in OPTIONS:
-            raise InvalidConfig(f"{option:.60}= of the recipe {FENCED!r}", f"it takes {', '.join(sorted(OPTIONS))}")
+        if option not in known:
+            raise InvalidConfig(f"{option:.60}= of the recipe {FENCED!r}", f"it takes {', '.join(known)}")
     return dict(options)
 
 
-@lru_cache(maxsize=256, typed=True)  # typed, for True == 1, but is no number
+_remembered: Final = lru_cache(maxsize=256, typed=True)  # typed: True == 1, but is no number
+
+
+@_remembered
 def policy_of(
-    *,
-    shared: Terms,
+    shared: LockOptions,
     ttl: float,
-    stale: float,
-    errors: float,
-    early: float,
-    compute_ttl: float,
-    max_compute: float | None,
-    wait: float | None,
-    serializer: Serializer | None,
+    /,
+    *,
+    stale: float = 0.0,
+    errors: float = 0.0,
+    early: float = 0.0,
+    compute_ttl: float = 10.0,
+    max_compute: float | None = None,
+    wait: float | None = None,
+    serializer: Serializer | None = None,
 ) -> Policy:
-    """On what terms a value is cached, checked."""
+    """The checked options of a cached value."""
     if isinstance(early, bool) or not isinstance(early, int | float) or not 0 <= early <= 100:
-        raise InvalidConfig(f"early={early!r:.60}", "give a number from 0 (never early) to 100; 1 is a good one")
+        raise InvalidConfig(f"early={early!r:.60}", "give a number from 0 (never early) to 100; 1 is a good choice")
     serializer = _JSON if serializer is None else serializer
     if not all(callable(getattr(serializer, way, None)) for way in ("dumps", "loads")):
         raise InvalidConfig(
-            f"serializer={serializer!r:.60}", "give something with dumps and loads, like the module json"
+            f"serializer={serializer!r:.60}", "give an object with dumps and loads, like the module json"
         )
     longest = None if max_compute is None else seconds("max_compute", max_compute, least=0.05)
     claimed = seconds("compute_ttl", compute_ttl, least=0.05)
-    terms = Terms(
+    options = replace(
+        shared,
         ttl=claimed if longest is None else min(claimed, longest),  # or the server would keep the claim for longer
         wait=None if wait is None or wait == math.inf else seconds("wait", wait),
-        renew=True,
         max_hold=longest,
         on_lost=None,
-        label="",
         cohort=0,
-        timeout=shared.timeout,
-        fence_retention=shared.fence_retention,
     )
     return Policy(
         ttl_ms=round(1000 * seconds("ttl", ttl, least=0.001)),
         stale_ms=round(1000 * seconds("stale", stale)),
         errors_ms=round(1000 * seconds("errors", errors)),
         early=float(early),
-        terms=terms,
+        options=options,
         serializer=serializer,
     )
 
 
 class BaseClient:
-    """A client: a driver and what all of its locks have in common."""
+    """A client: a driver, and what all locks of the client share."""
 
-    _words: tuple[str, ...] = ()  # what on_lost may say beside naming a callable
-    _awaits = False  # whether functions that it decorates may be coroutine functions
+    _on_lost_choices: tuple[str, ...] = ()  # values of on_lost that are no callable
+    _awaits = False  # whether it may decorate coroutine functions
 
-    def __init__(self, driver: Any, *, namespace: str, shared: Terms) -> None:
+    def __init__(self, driver: Any, *, namespace: str, shared: LockOptions) -> None:
         self._driver = driver
         self._namespace = check_namespace(namespace)
         self._shared = shared
-        self._desk = Desk(driver)
-        self._vigils: Vigils = {}  # latches that are waited for
-        self._recent: tuple[tuple[Any, ...], list[type], Terms] = (), [], shared
-        self._owned: Owned = WeakValueDictionary()  # reentrant locks, by who has them
-        self._insiders: Insiders = WeakValueDictionary()  # of readers-writer locks, likewise
+        self._singleflight = Group(driver)
+        self._latch_waiters: WaitersByLatch = {}
+        # A program asks for most of its locks with the same options (benchmarks.shortcuts).
+        options_of = partial(lock_options, shared, self._on_lost_choices)
+        self._options_of = _remembered(options_of)
+        self._options_without_cohort = _remembered(lambda **asked: replace(options_of(**asked), cohort=0))
+        self._owned: Owned = WeakValueDictionary()  # reentrant locks, by owner
+        self._holds_by_caller: HoldsByCaller = WeakValueDictionary()  # of readers-writer locks, likewise
         self._cached: WeakValueDictionary[str, Any] = WeakValueDictionary()  # decorated functions, by template
-        self._recent_room = shared, replace(shared, cohort=0)
 
-    def _ask(self, names: tuple[str, ...], asked: tuple[Any, ...]) -> tuple[Keys, Terms]:
-        """The keys and the terms of a lock, checked; what is asked for comes in the order of OPTIONS."""
+    def _check(
+        self, names: tuple[str, ...], asked: Mapping[str, Any], *, cohort: bool = True
+    ) -> tuple[Keys, LockOptions]:
+        """The checked keys and options of a lock. ``cohort``: it may be passed on within a process."""
         if len(names) != 1:
             if not names:
                 raise InvalidName("", 'no name was given: lock("order:42")')
@@ -127,34 +129,40 @@ class BaseClient:
             keys = keys_of(names[0], self._namespace)
         except TypeError:  # unhashable, so it never reached the check
             raise InvalidName(names[0], not_a_name(names[0])) from None
-        # Most locks of a program are asked for on the same terms, time and again.
-        recent, kinds, terms = self._recent
-        if asked != recent or [*map(type, asked)] != kinds:  # types too, for True == 1, but is no number
-            terms = terms_of(shared=self._shared, words=self._words, **dict(zip(OPTIONS, asked, strict=True)))
-            self._recent = asked, [*map(type, asked)], terms
-        return keys, terms
+        options_of = self._options_of if cohort else self._options_without_cohort
+        try:
+            return keys, options_of(**asked)
+        except TypeError:  # an unhashable value: a callable may be one; a number is refused
+            return keys, options_of.__wrapped__(**asked)
+
+    def _keys(self, name: str) -> Keys:
+        try:
+            return keys_of(name, self._namespace)
+        except TypeError:
+            raise InvalidName(name, not_a_name(name)) from None
+
+    def _check_pattern(self, pattern: str) -> str:
+        if not isinstance(pattern, str) or not pattern:
+            raise InvalidConfig(f"pattern={pattern!r:.60}", "give a str such as 'order:*', or '*' for all locks")
+        return pattern
 
     def _make_latch(self, latch_class: type[Any], name: str, count: int, retention: float) -> Any:
-        try:
-            keys = keys_of(name, self._namespace)
-        except TypeError:
-            raise InvalidName(name, f"a name is a str, not {type(name).__name__}") from None
+        self._driver.require("latch")
         return latch_class(
             self._driver,
-            self._vigils,
-            keys,
+            self._latch_waiters,
+            self._keys(name),
             count=whole("count", count),
             retention=seconds("retention", retention, least=1.0),
-            terms=self._shared,
+            options=self._shared,
         )
 
-    def _policy(self, asked: tuple[Any, ...]) -> Policy:
-        """The terms of a cached value, checked; what is asked for comes in the order of CACHE_OPTIONS."""
-        options = dict(zip(CACHE_OPTIONS, asked, strict=True))
+    def _policy(self, ttl: float, options: Mapping[str, Any]) -> Policy:
+        self._driver.require("get_or_compute")
         try:
-            return policy_of(shared=self._shared, **options)
-        except TypeError:  # something unhashable: a serializer may be, and a number is refused
-            return policy_of.__wrapped__(shared=self._shared, **options)
+            return policy_of(self._shared, ttl, **options)
+        except TypeError:  # an unhashable value: a serializer may be one; a number is refused
+            return policy_of.__wrapped__(self._shared, ttl, **options)
 
     def _entry(self, key: str) -> Entry:
         try:
@@ -169,36 +177,30 @@ class BaseClient:
             raise InvalidConfig(f"{use}({pattern!r:.80})", "the function is a coroutine function: use holdfast.aio")
         return template
 
-    def _ask_all(self, names: tuple[str, ...], asked: tuple[Any, ...]) -> tuple[tuple[Keys, tuple[Keys, ...]], Terms]:
-        """The keys and the terms of a lock on several names, checked. No cohort can pass it on."""
-        each = [self._ask((name,), asked) for name in names]
-        return together(tuple(keys for keys, _ in each)), replace(each[0][1], cohort=0)
+    def _check_several(
+        self, names: tuple[str, ...], asked: Mapping[str, Any]
+    ) -> tuple[tuple[Keys, tuple[Keys, ...]], LockOptions]:
+        """The checked keys and options of a lock on several names. No cohort can pass it on."""
+        self._driver.require("a lock on several names")
+        each = [self._check((name,), asked, cohort=False) for name in names]
+        return together(tuple(keys for keys, _ in each)), each[0][1]
 
-    def _read(self: Any, ticket: str, asked: tuple[Any, ...]) -> tuple[Offer, Any]:
-        """What a ticket offers, and a lock of the kind that it is for, on these terms."""
+    def _check_ticket(self: Any, ticket: str, asked: Mapping[str, Any]) -> tuple[Offer, Any]:
+        """What a ticket offers, and a lock of its kind with these options."""
+        self._driver.require("hand_over")
         offer = read_ticket(ticket, self._namespace)
-        options = dict(zip(OPTIONS, asked, strict=True))
-        if offer.species == "semaphore":
-            return offer, self.semaphore(*offer.names, int(offer.wanted[1:]), **options)
-        if offer.species == "rwlock":
-            sides = self.rwlock(*offer.names, **options)
-            return offer, sides.read if offer.wanted == ANY else sides.write
-        kind = self.rlock if offer.species == "rlock" else self.lock
-        return offer, kind(*offer.names, **options)
+        if offer.kind == "semaphore":
+            return offer, self.semaphore(*offer.names, int(offer.mode[1:]), **asked)
+        if offer.kind == "rwlock":
+            sides = self.rwlock(*offer.names, **asked)
+            return offer, sides.read if offer.mode == ANY else sides.write
+        kind = self.rlock if offer.kind == "rlock" else self.lock
+        return offer, kind(*offer.names, **asked)
 
-    def _ask_room(self, name: str, asked: tuple[Any, ...]) -> tuple[Keys, Terms]:
-        """The same for a kind of lock that is not passed on within a process."""
-        keys, terms = self._ask((name,), asked)
-        asked_on, asked_for = self._recent_room
-        if terms is not asked_on:
-            asked_for = replace(terms, cohort=0)
-            self._recent_room = terms, asked_for
-        return keys, asked_for
-
-    def _recall(
+    def _make_recipe(
         self, name: str, key: str, options: Mapping[str, Any], lock_class: type[Any], lease_class: type[Any]
     ) -> Any:
-        """A lock of history, checked; and a word of warning to whoever asks for it."""
+        """A recipe, with checked options. The first of its kind in a process warns."""
         recipe = make(
             self._driver,
             name,
@@ -210,25 +212,21 @@ class BaseClient:
             lease_class=lease_class,
         )
         kind = RECIPES[name]
-        if getattr(self._driver, "speaks", kind.server) != kind.server:
-            raise Unsupported(
-                f"recipe {name!r} on {self._driver.address}",
-                f"this server is no {kind.server}, and only that has the commands. Here, use client.lock",
-            )
+        self._driver.require(f"recipe for {kind.server}")
         if name not in _warned:
             _warned.add(name)
             warnings.warn(
-                f"recipe {name!r} is a lock of history: {kind.pit}. Use client.lock, and see docs/recipes.md",
+                f"recipe {name!r} is unsafe: {kind.pitfall}. Use client.lock, and see docs/recipes.md",
                 UnsafeRecipeWarning,
                 stacklevel=3,
             )
         return recipe
 
-    def _served_old(self, name: str, error: BaseException) -> None:
-        log.warning("%r could not be refreshed, and its old value was served: %r", name, error, exc_info=error)
+    def _log_stale(self, name: str, error: BaseException) -> None:
+        log.warning("%r could not be refreshed; served its old value: %r", name, error, exc_info=error)
 
     def __reduce__(self) -> Any:
-        raise TypeError("a client cannot be pickled: connect anew in the other process")
+        raise TypeError("a client cannot be pickled: connect in the other process")
 
     def __repr__(self) -> str:
         return f"<{type(self).__module__}.Client of {self._driver.address}>"

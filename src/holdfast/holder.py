@@ -1,22 +1,26 @@
-"""The holder of a lock, as far as its token tells: what people may be shown of it.
+"""What people see of a lock: its holders and waiters, as read from their tokens, and how it was broken.
 
-A token is ``host-pid-label.secret``. The secret is a capability, so nothing here shows it. Tokens of other libraries
-have no readable part: their holder is a Holder about whom nothing is known."""
+A token is ``host-pid-label.secret``, where host and label are percent-encoded. The secret permits a release, so it is
+never shown; ``Holder.id`` is a digest of the whole token. A token of another library has no readable part: its Holder
+has empty fields. All records are frozen values. ``as_json`` is what ``--json`` prints of them."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import asdict, dataclass, field
+from hashlib import sha1
+from typing import Any, Final
+from urllib.parse import unquote
 
-__all__ = ["Holder", "holder_of", "is_foreign"]
+MOST_CHARACTERS: Final = 64  # of a host or a label
 
-_OURS: Final = re.compile(rb".+\.[0-9a-f]{22,32}", re.DOTALL)  # ends in the random part; lua/grant.lua knows that, too
+_PLAIN: Final = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.~")
+_OURS: Final = re.compile(rb".+\.[0-9a-f]{22,32}", re.DOTALL)  # ends in the random part; as in lua/include/grant.lua
 
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """One holder of a lock. What is not known is empty or None."""
+    """One holder of a lock. An unknown field is empty or None."""
 
     label: str = ""
     host: str = ""
@@ -24,8 +28,9 @@ class Holder:
     fence: int | None = None
     since: float | None = None  # seconds since 1970, by the server's clock
     remaining: float | None = None  # seconds until its lease ends unless it is renewed
-    mode: str = ""  # of a rwlock: "read" or "write"; "reserved" for a waiter that wants other names as well
+    mode: str = ""  # of a rwlock: "read" or "write"; "reserved" for a waiter that also needs other names
     slot: int | None = None  # of a semaphore
+    id: str = field(default="", compare=False)  # tells two holds apart that have no fence
 
     def __str__(self) -> str:
         if not self.host:
@@ -34,18 +39,85 @@ class Holder:
         return f"{process}, label {self.label!r}" if self.label else process
 
 
+@dataclass(frozen=True, slots=True)
+class Waiter:
+    """One process that waits for a lock. An unknown field is empty or None."""
+
+    label: str = ""
+    host: str = ""
+    pid: int | None = None
+    waiting: float | None = None  # seconds since it joined the queue, by the server's clock
+    mode: str = ""  # of a rwlock: "read" or "write"
+    local: int = 0  # how many more callers of its process wait behind it
+
+    __str__ = Holder.__str__
+
+
+@dataclass(frozen=True, slots=True)
+class LockInfo:
+    """One lock at one moment: who holds it, and who waits for it."""
+
+    name: str
+    kind: str  # "lock" (also rlock, election, several names), "semaphore", "rwlock", "latch" or "cache"
+    holders: tuple[Holder, ...] = ()
+    waiters: tuple[Waiter, ...] = ()  # first come, first served; of a long queue its beginning
+    holder_count: int = 0  # more than ``holders`` has, if they are many
+    waiter_count: int = 0  # likewise; processes
+    left: int | None = None  # of a latch: how many counts are left until it opens
+    at: float = 0.0  # when it was seen: seconds since 1970, by the server's clock; 0 if that tells no time
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """A hold that an operator has ended: one entry of a lock's history."""
+
+    name: str
+    at: float  # seconds since 1970, by the server's clock; 0 if that tells no time
+    holder: Holder  # which lost it; its fence is None if it had none
+    by: Holder  # the operator
+    reason: str
+    fence: int | None  # after the break: greater than the holder's, lower than that of all later holders
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def encoded(text: str) -> str:
+    """Host or label as in a token: percent-encoded, also the ``-``, which separates the parts of a token."""
+    raw = text[:MOST_CHARACTERS].encode(errors="replace")
+    return "".join(chr(byte) if byte in _PLAIN else f"%{byte:02X}" for byte in raw)
+
+
 def is_foreign(token: bytes) -> bool:
-    """Whether that token is of another library."""
+    """Whether another library made this token."""
     return not _OURS.fullmatch(token)
 
 
+def id_of(token: bytes) -> str:
+    """Identifies a hold, and does not permit to release it."""
+    return sha1(token, usedforsecurity=False).hexdigest()[:16]
+
+
+def readable_of(token: bytes) -> str:
+    """The token without its secret; ``-`` if another library made it."""
+    return "-" if is_foreign(token) else token.decode(errors="replace").rpartition(".")[0]
+
+
 def holder_of(token: bytes, remaining: float | None = None, mode: str = "") -> Holder:
-    """What may be shown of the holder of that token."""
+    """The holder that this token names, without the secret."""
     if is_foreign(token):
-        return Holder(remaining=remaining, mode=mode)
-    readable = token.decode(errors="replace").rpartition(".")[0]
+        return Holder(remaining=remaining, mode=mode, id=id_of(token))
+    label, host, pid = parts_of(readable_of(token))
+    return Holder(label, host, pid, remaining=remaining, mode=mode, id=id_of(token))
+
+
+def parts_of(readable: str) -> tuple[str, str, int | None]:
+    """Label, host and process, from a token without its secret."""
     host, _, rest = readable.partition("-")
     pid, _, label = rest.partition("-")
     if not pid.isdecimal():
         pid, label = "", rest
-    return Holder(label, host, int(pid) if pid else None, remaining=remaining, mode=mode)
+    return unquote(label), unquote(host), int(pid) if pid else None

@@ -1,9 +1,9 @@
-"""Lock names, and the keys that stand for them on the server.
+"""Lock names, and their keys on the server.
 
-The main key is exactly the user's name (with the client's namespace in front), because that is what every other
-library that locks by SET NX PX uses, so that Holdfast and they exclude each other. Whatever else Holdfast needs
-lives in side keys, which share the name's prefix, so that an ACL such as ``~app:*`` covers them, and its hash tag,
-so that a cluster keeps them on one node. They carry the version of the wire: ``hf1``.
+The main key is exactly the user's name, with the client's namespace in front. Every library that locks by SET NX PX
+uses the same key, so Holdfast and these libraries exclude each other. All other state is in side keys. A side key has
+the name's prefix, so an ACL such as ``~app:*`` covers it, and the name's hash tag, so a cluster keeps it on one node.
+It also has the version of the wire format: ``hf1``.
 """
 
 from __future__ import annotations
@@ -16,20 +16,19 @@ from typing import Final, NamedTuple
 
 from holdfast.errors import InvalidConfig, InvalidName
 
-__all__ = ["MAX_NAME_BYTES", "Keys", "check_namespace", "keys_of", "not_a_name", "slot_of"]
-
 MAX_NAME_BYTES: Final = 512
 WIRE: Final = "hf1"
+SLOTS: Final = 16384  # of a cluster
 
 _SIDE_KEY = re.compile(r":hf[0-9]:")
 
 
 class Keys(NamedTuple):
-    """The keys of one lock. Side keys are ``head``, what they are for, and ``tail``."""
+    """The keys of one lock. A side key is ``head``, its purpose, and ``tail``."""
 
     name: str
     main: str
-    shared: tuple[str, str, str, str]  # main, fence, queue, waiters: what every step that knows of the queue wants
+    shared: tuple[str, str, str, str]  # main, fence, queue, waiters: the keys of every step on the queue
     head: str
     tail: str
 
@@ -39,7 +38,7 @@ class Keys(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def keys_of(name: str, namespace: str = "") -> Keys:
-    """The keys of a lock; InvalidName if the name cannot have any."""
+    """The keys of a lock; raises InvalidName if the name is not allowed."""
     if not isinstance(name, str):
         raise InvalidName(name, not_a_name(name))
     if not name:
@@ -49,10 +48,10 @@ def keys_of(name: str, namespace: str = "") -> Keys:
     if len(main.encode()) > MAX_NAME_BYTES:
         raise InvalidName(name, f"it is longer than {MAX_NAME_BYTES} bytes; use a digest of it")
     if _SIDE_KEY.search(main):
-        raise InvalidName(name, "':hf<digit>:' is how Holdfast marks keys of its own; leave it out")
+        raise InvalidName(name, "it contains ':hf<digit>:', which marks Holdfast's own keys; leave it out")
     tagged = _has_hash_tag(main)
     if not tagged and ("{" in main or "}" in main):
-        raise InvalidName(name, "its braces form no hash tag; use '{tag}' with something inside, or no braces")
+        raise InvalidName(name, "its braces do not form a hash tag; use '{tag}' with text inside, or no braces")
     head = f"{main}:{WIRE}:"
     tail = "" if tagged else f":{{{main}}}"
     shared = main, f"{head}fence{tail}", f"{head}queue{tail}", f"{head}waiters{tail}"
@@ -60,14 +59,14 @@ def keys_of(name: str, namespace: str = "") -> Keys:
 
 
 def not_a_name(value: object) -> str:
-    """What is wrong with a value that is no str."""
+    """Why this value, which is not a str, is not a name."""
     kind = type(value).__name__
     several = "; pass several names as arguments: lock(*names)" if isinstance(value, list | tuple | set) else ""
     return f"a name is a str, not {kind}{several}"
 
 
 def check_namespace(namespace: str) -> str:
-    """A namespace is the beginning of a name, and has a name's limits."""
+    """The namespace, checked: it is the start of every name, so it has the limits of a name."""
     if not isinstance(namespace, str):
         raise InvalidConfig(f"namespace of type {type(namespace).__name__}", "give a str")
     if namespace:
@@ -85,15 +84,21 @@ def _refuse_unprintable(name: str, main: str) -> None:
             raise InvalidName(name, f"it contains the {kind} {char!r}; leave it out")
 
 
+@lru_cache(maxsize=4096)
 def slot_of(key: str) -> int:
-    """In which of the 16384 slots of a cluster that key lives."""
-    if _has_hash_tag(key):
-        opening = key.index("{")
-        key = key[opening + 1 : key.index("}", opening)]
-    return crc_hqx(key.encode(), 0) % 16384
+    """The slot of this key among the slots of a cluster."""
+    return crc_hqx(tag_of(key).encode(), 0) % SLOTS
+
+
+def tag_of(key: str) -> str:
+    """The part of this key that decides on its slot."""
+    if not _has_hash_tag(key):
+        return key
+    opening = key.index("{")
+    return key[opening + 1 : key.index("}", opening)]
 
 
 def _has_hash_tag(key: str) -> bool:
-    """Whether a cluster hashes only a part of this key: what stands in its first braces, if anything does."""
+    """Whether a cluster hashes only the text in the first braces of this key, because it is not empty."""
     opening = key.find("{")
     return opening >= 0 and key.find("}", opening) > opening + 1

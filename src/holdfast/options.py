@@ -1,41 +1,93 @@
-"""Options and their limits, checked where they are given: bad input is refused before anything is sent."""
+"""Options and their limits. They are checked where they are given, before anything is sent."""
 
 from __future__ import annotations
 
 import math
 import threading
 from collections.abc import Callable
-from inspect import iscoroutinefunction
+from dataclasses import dataclass, field
+from inspect import Parameter, iscoroutinefunction, signature
 from typing import Any, Final, Generic, TypedDict, TypeVar
 
 from holdfast.errors import InvalidConfig, rounded
-from holdfast.lease import Terms
-
-__all__ = ["LockOptions", "Options", "client_terms", "patience", "seconds", "terms_of", "whole"]
+from holdfast.holder import MOST_CHARACTERS
 
 SHORTEST_TTL: Final = 0.01
 LONGEST: Final = 366 * 86_400.0
-LONGEST_LABEL: Final = 200
+# Fences set aside for a holder that may pass its lease on within its process; must match lua/include/fence.lua.
+FENCES: Final = 64
 
-
+OnLost = Callable[[Any], object] | str | None  # a str only under asyncio
 C = TypeVar("C")
+F = TypeVar("F", bound=Callable[..., Any])
 
 
-class LockOptions(TypedDict, Generic[C], total=False):
-    """The options of ``lock`` except ``wait``, on which the type of its result depends. C is the type of on_lost."""
+class HoldKeywords(TypedDict, Generic[C], total=False):
+    """The options of every hold. C is the type of on_lost."""
 
     ttl: float
     renew: bool
     max_hold: float | None
     on_lost: C
     label: str
+
+
+class LockKeywords(HoldKeywords[C], Generic[C], total=False):
+    """The options of ``lock`` except ``wait``, on which the type of its result depends."""
+
     cohort: int
 
 
-class Options(LockOptions[Any], total=False):
+class CommonKeywords(LockKeywords[Any], total=False):
     """All options of ``lock``."""
 
     wait: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class LockOptions:
+    """On what terms a lock is asked for, in seconds; and what follows from that, worked out once for many locks."""
+
+    ttl: float = 30.0
+    wait: float | None = None
+    renew: bool = True
+    max_hold: float | None = None
+    on_lost: Callable[[Any], object] | str | None = None
+    label: str = ""
+    cohort: int = 64
+    timeout: float = 5.0
+    fence_retention: float = 3600.0
+    replicas: int = 0  # how many must have a grant before it counts
+    passes: bool = True  # the server sets fences aside, so that a lease can be passed on within a process
+    fenced: bool = True  # the server gives out fences
+    cancels: bool = False  # the body of an ``async with`` when the lease is lost, beside whatever on_lost does
+    ttl_ms: int = field(init=False)
+    fences: int = field(init=False)  # how many the server sets aside: one for each holder of a cohort
+    wire_args: tuple[str, str, str] = field(init=False)  # ttl, retention and fences, as a step says them
+    validity: float = field(init=False)  # how long a holder may rely on a fresh ttl
+    renewed_with: float = field(init=False)  # how much of its validity is left when it is renewed
+    call_timeout: float = field(init=False)  # of one step, if the caller is in no hurry
+    first_try: float = field(init=False)  # of the first try at a step: a reply may have been swallowed on its way
+
+    def __post_init__(self) -> None:
+        ttl_ms, retention_ms = round(self.ttl * 1000), round(self.fence_retention * 1000)
+        fences = min(self.cohort + 1, FENCES) if self.passes else 1
+        for name, value in (
+            ("ttl_ms", ttl_ms),
+            ("fences", fences),
+            ("wire_args", (str(ttl_ms), str(retention_ms), str(fences))),
+            ("validity", self.ttl - drift(self.ttl)),
+            ("renewed_with", self.ttl * 2 / 3),
+            # However short the ttl, a round trip should fit in.
+            ("call_timeout", max(min(self.ttl / 3, self.timeout), min(0.1, self.timeout))),
+            ("first_try", max(min(self.ttl, self.timeout) / 3, min(0.1, self.timeout))),
+        ):
+            object.__setattr__(self, name, value)
+
+
+def drift(ttl: float) -> float:
+    """How far our clock and the server's may come apart within a ttl, with the rounding of the wire."""
+    return ttl * 0.01 + 0.002
 
 
 def seconds(what: str, value: Any, *, least: float = 0.0, most: float = LONGEST) -> float:
@@ -55,71 +107,102 @@ def _shown(value: object) -> str:
         return "a number too large to show"
 
 
-def terms_of(
+def with_options_of(check: Callable[..., Any], *, without: tuple[str, ...] = ()) -> Callable[[F], F]:
+    """Show the keyword arguments of ``check`` in place of a method's ``**options``, in help() and inspect.signature."""
+
+    def decorate(method: F) -> F:
+        own = signature(method)
+        named = [one for one in own.parameters.values() if one.kind is not Parameter.VAR_KEYWORD]
+        hidden = {*own.parameters, *without}
+        options = [one for name, one in signature(check).parameters.items() if name not in hidden]
+        options = [one for one in options if one.kind is Parameter.KEYWORD_ONLY]
+        method.__signature__ = own.replace(parameters=[*named, *options])  # type: ignore[attr-defined]
+        return method
+
+    return decorate
+
+
+def lock_options(
+    shared: LockOptions,
+    choices: tuple[str, ...],
+    /,
     *,
-    ttl: float,
-    wait: float | None,
-    renew: bool,
-    max_hold: float | None,
-    on_lost: Callable[[Any], object] | str | None,
-    label: str,
-    cohort: int,
-    shared: Terms,
-    words: tuple[str, ...] = (),
-) -> Terms:
-    """The terms of one lock; ``shared`` has what all locks of a client share, ``words`` what on_lost may say."""
+    ttl: float = 30.0,
+    wait: float | None = None,
+    renew: bool = True,
+    max_hold: float | None = None,
+    on_lost: OnLost = None,
+    label: str = "",
+    cohort: int = 64,
+) -> LockOptions:
+    """The checked options of one lock. All locks of a client share ``shared``; on_lost may be one of ``choices``."""
     wait = None if wait is None or wait == math.inf else seconds("wait", wait)
-    if not isinstance(label, str) or len(label) > LONGEST_LABEL:
-        raise InvalidConfig(f"label={_shown(label)}", f"give a text of at most {LONGEST_LABEL} characters")
-    own, default = _check_on_lost(on_lost, words), shared.on_lost
-    return Terms(
+    own, default = _check_on_lost(on_lost, choices), shared.on_lost
+    return LockOptions(
         ttl=seconds("ttl", ttl, least=SHORTEST_TTL),
         wait=wait,
         renew=bool(renew),
         max_hold=None if max_hold is None else seconds("max_hold", max_hold, least=SHORTEST_TTL),
         on_lost=default if own is None else own,
-        label=label,
+        label=checked_label(label),
         cohort=min(shared.cohort, whole("cohort", cohort)),
         timeout=shared.timeout,
         fence_retention=shared.fence_retention,
-        cancels=own == "cancel" or (own is None and "cancel" in words and default != "ignore"),
+        replicas=shared.replicas,
+        passes=shared.passes,
+        fenced=shared.fenced,
+        cancels=own == "cancel" or (own is None and "cancel" in choices and default != "ignore"),
     )
 
 
-def _check_on_lost(on_lost: Any, words: tuple[str, ...]) -> Any:
-    if iscoroutinefunction(on_lost) and not words:
+def checked_label(label: str) -> str:
+    if not isinstance(label, str) or len(label) > MOST_CHARACTERS:
+        raise InvalidConfig(f"label={_shown(label)}", f"give a text of at most {MOST_CHARACTERS} characters")
+    if any("\ud800" <= char <= "\udfff" for char in label):
+        raise InvalidConfig(f"label={_shown(label)}", "give a text without lone surrogates")
+    return label
+
+
+def _check_on_lost(on_lost: Any, choices: tuple[str, ...]) -> Any:
+    if iscoroutinefunction(on_lost) and not choices:
         raise InvalidConfig(f"on_lost={_shown(on_lost)}", "a coroutine function never runs here: use holdfast.aio")
-    if callable(on_lost) or on_lost in (None, *words):
+    if callable(on_lost) or on_lost in (None, *choices):
         return on_lost
-    choice = "a callable that takes the lease" + "".join(f", or {word!r}" for word in words)
-    raise InvalidConfig(f"on_lost={_shown(on_lost)}", f"give {choice}")
+    valid = "a callable that takes the lease" + "".join(f", or {one!r}" for one in choices)
+    raise InvalidConfig(f"on_lost={_shown(on_lost)}", f"give {valid}")
 
 
-def client_terms(
-    *, timeout: float, fence_retention: float, cohort: int, on_lost: Any = None, words: tuple[str, ...] = ()
-) -> Terms:
-    """What all locks of a client share."""
-    return Terms(
-        ttl=30.0,
-        wait=None,
-        renew=True,
-        max_hold=None,
-        on_lost=_check_on_lost(on_lost, words),
-        label="",
+def client_options(
+    *,
+    timeout: float,
+    fence_retention: float,
+    cohort: int,
+    replicas: int = 0,
+    passes: bool = True,
+    fenced: bool = True,
+    on_lost: Any = None,
+    choices: tuple[str, ...] = (),
+) -> LockOptions:
+    """The checked options that all locks of a client share."""
+    return LockOptions(
+        on_lost=_check_on_lost(on_lost, choices),
         cohort=whole("cohort", cohort),
         timeout=seconds("timeout", timeout, least=0.01, most=3600.0),
         fence_retention=seconds("fence_retention", fence_retention, least=1.0),
+        replicas=whole("replicas", replicas),
+        passes=passes,
+        fenced=fenced,
     )
 
 
-def whole(what: str, value: Any, *, least: int = 0) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= 1_000_000:
-        raise InvalidConfig(f"{what}={_shown(value)}", f"give a whole number from {least} to 1000000")
+def whole(what: str, value: Any, *, least: int = 0, most: int = 1_000_000) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise InvalidConfig(f"{what}={_shown(value)}", f"give a whole number from {least} to {most}")
     return value
 
 
 def patience(blocking: bool, timeout: float, wait: float | None) -> float | None:
-    """Seconds that ``acquire(blocking, timeout)`` waits (None: for ever), checked as threading.Lock does.
+    """Seconds that ``acquire(blocking, timeout)`` waits (None: forever), checked as threading.Lock does.
 
     Without a timeout, that is the lock's own ``wait``.
     """

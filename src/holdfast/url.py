@@ -1,14 +1,13 @@
-"""URLs: which engine one names, and how to show one without its secrets."""
+"""URLs of servers: which engine a URL names, and how to show a URL without its secrets."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Final, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from holdfast.errors import InvalidConfig
-
-__all__ = ["Location", "locate", "redact"]
 
 _REDIS_SCHEMES: Final = {
     "redis": "redis",
@@ -17,65 +16,230 @@ _REDIS_SCHEMES: Final = {
     "valkey": "redis",
     "valkeys": "rediss",
 }
-SCHEMES: Final = ("local", *_REDIS_SCHEMES)
+# URLs with several hosts, such as redis+sentinel://. The port is the default of a host without one.
+_PORTS: Final = {"sentinel": 26379, "cluster": 6379, "etcd": 2379, "memcached": 11211}
+_EXAMPLES: Final = {
+    "sentinel": "h1:26379,h2:26379/mymaster/0",
+    "cluster": "h1:7000,h2:7001",
+    "etcd": "h1:2379,h2:2379,h3:2379",
+    "memcached": "localhost:11211",
+}
+_OTHERS: Final = {"etcd": "etcd", "etcds": "etcd", "memcached": "memcached"}
+_SEVERAL: Final = {
+    f"{scheme}+{engine}": engine
+    for engine in ("sentinel", "cluster")
+    for scheme in ("redis", "rediss", "valkey", "valkeys")
+} | _OTHERS
+SCHEMES: Final = (
+    *("local", *_REDIS_SCHEMES, "redis+sentinel", "rediss+sentinel", "redis+cluster", "rediss+cluster"),
+    *_OTHERS,
+)
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")
+_PARTS = re.compile(r"([^/?#]*)([^?#]*)\??([^#]*)(#?.*)", re.DOTALL)  # hosts, path, options, fragment
+_HOST = re.compile(r"(\[[^][]+\]|[^][:]*)(?::([0-9]{1,5}))?")
 _NO_PORT = re.compile(r"^[^/@]*:(?!\d{1,5}(/|$))", re.DOTALL)
+_YES_NO: Final = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
 
 class Location(NamedTuple):
-    """What a URL names: an embedded server in a directory (None: the user's own), or a server by redis-py's URL."""
+    """What a URL names: an embedded server (``directory``; None is the default), or other servers.
+
+    ``redis_url`` has the settings of connections to the servers, for redis-py. With several ``hosts`` its own host
+    means nothing. ``sentinel_url`` has the settings of connections to the Sentinels of that ``service``.
+    """
 
     engine: str
     address: str
     directory: str | None = None
     redis_url: str = ""
+    hosts: tuple[tuple[str, int], ...] = ()
+    service: str = ""
+    sentinel_url: str = ""
+    replicas: int | None = None  # how many must have a grant before it counts, if the URL says so
+    settings: Mapping[str, str] = {}
 
 
 def redact(url: str) -> str:
-    """The URL without credentials and options, fit for messages. It errs on the side of hiding too much."""
+    """The URL for messages, without credentials and options. If the URL is unclear, more of it is hidden."""
     scheme, separator, rest = url.partition("://")
     if not separator or not _SCHEME.fullmatch(scheme):
         return "***"
     place, mark, options = re.match(r"([^?#]*)([?#]?)(.*)", rest, re.DOTALL).groups()  # type: ignore[union-attr]
     host = place.rpartition("@")[2]
-    # An '@' among the options, or what follows a colon and is no port: a password that was not percent-encoded, or
-    # whose host was forgotten. Then nothing can be told apart.
-    if "@" in options or (host == place and _NO_PORT.match(place)):
+    # If an '@' is among the options, or no port follows a colon, the password may not be percent-encoded or the host
+    # may be missing. Then it is unclear where the password ends.
+    if "@" in options or (host == place and _is_unclear(scheme.lower(), place)):
         return f"{scheme}://***"
     return f"{scheme}://{'***@' if host != place else ''}{host}{'?***' if mark else ''}"
 
 
+def _is_unclear(scheme: str, place: str) -> bool:
+    if scheme not in _SEVERAL:
+        return bool(_NO_PORT.match(place))
+    return not all(map(_HOST.fullmatch, place.partition("/")[0].split(",")))
+
+
 def locate(url: str) -> Location:
-    """Which engine the URL names; InvalidConfig if it names none."""
+    """The engine and server that the URL names. Raises InvalidConfig if it is not valid."""
     shown = redact(url)
     scheme, separator, rest = url.partition("://")
     scheme = scheme.lower()
-    if not separator or scheme not in SCHEMES:
+    if not separator or scheme not in (*SCHEMES, *_SEVERAL):
         known = ", ".join(f"{known}://" for known in SCHEMES)
         what = f"URL {shown!r}" if separator else "a URL without '://'"
-        raise InvalidConfig(what, f"its scheme is none that Holdfast knows; use one of {known}")
+        raise InvalidConfig(what, f"Holdfast does not know its scheme; use one of {known}")
     if scheme == "local":
         return _locate_local(rest, shown)
+    if scheme in _OTHERS:
+        return _locate_other(scheme, rest, shown)
+    if scheme in _SEVERAL:
+        return _locate_several(scheme, rest, shown)
     try:
         redis_url = f"{_REDIS_SCHEMES[scheme]}://{rest}"
         parts = urlsplit(redis_url)
         port = parts.port
-    except ValueError:  # its text quotes the URL, password and all
-        raise InvalidConfig(f"URL {shown!r}", "its host or port cannot be read; percent-encode the password") from None
+    except ValueError:  # its text quotes the URL with the password
+        raise InvalidConfig(f"URL {shown!r}", _UNREADABLE) from None
     if "@" in f"{parts.path}{parts.query}{parts.fragment}":
-        raise InvalidConfig(f"URL {shown!r}", "an '@' comes after '/', '?' or '#'; percent-encode it, as %40")
+        raise InvalidConfig(f"URL {shown!r}", _MISPLACED)
+    options, replicas = _take_replicas(parts.query.split("&"), shown)
+    redis_url = f"{redis_url.partition('?')[0]}?{'&'.join(options)}"
     if scheme == "unix":
         if not parts.path:
             raise InvalidConfig(f"URL {shown!r}", "it names no socket; write unix:///path/to/socket")
-        return Location("redis", f"unix://{unquote(parts.path)}", redis_url=redis_url)
+        return Location("redis", f"unix://{unquote(parts.path)}", redis_url=redis_url, replicas=replicas)
     if not parts.hostname:
         raise InvalidConfig(f"URL {shown!r}", f"it names no host; write {scheme}://host:6379/0")
-    database = parts.path.strip("/")
-    if database and not database.isdigit():
-        raise InvalidConfig(f"URL {shown!r}", "the database after the host is a number, such as /0")
-    address = f"{scheme}://{parts.hostname}:{6379 if port is None else port}/{database or 0}"
-    return Location("redis", address, redis_url=redis_url)
+    database = _check_database(parts.path.strip("/"), shown)
+    address = f"{scheme}://{parts.hostname}:{6379 if port is None else port}/{database}"
+    return Location("redis", address, redis_url=redis_url, replicas=replicas)
+
+
+_UNREADABLE: Final = "its host or port cannot be read; percent-encode the password"
+_MISPLACED: Final = "an '@' comes after '/', '?' or '#'; percent-encode it, as %40"
+
+
+def _locate_several(scheme: str, rest: str, shown: str) -> Location:
+    """Sentinels or nodes of a cluster: ``[user:password@]host:port,host:port[/path][?options]``."""
+    engine, base = _SEVERAL[scheme], _REDIS_SCHEMES[scheme.partition("+")[0]]
+    user, at, hosts, path, query = _split(scheme, rest, shown)
+    options, replicas = _take_replicas(query.split("&"), shown)
+    where = _shown(hosts)
+    named = [unquote(part) for part in path.removeprefix("/").rstrip("/").split("/")]
+    if engine == "cluster":
+        if named not in ([""], ["0"]):
+            raise InvalidConfig(
+                f"URL {shown!r}", f"a cluster has database 0 only; write {scheme}://{_EXAMPLES[engine]}"
+            )
+        redis_url = f"{base}://{user}{at}localhost/0?{'&'.join(options)}"
+        return Location(engine, f"{scheme}://{where}", redis_url=redis_url, hosts=hosts, replicas=replicas)
+    if not named[0] or len(named) > 2:
+        problem = "its path is not /service/database" if named[0] else "it names no service, as the Sentinels know it"
+        raise InvalidConfig(f"URL {shown!r}", f"{problem}; write {scheme}://{_EXAMPLES[engine]}")
+    database = _check_database(named[1] if len(named) > 1 else "", shown)
+    own, of_sentinels = _split_options(options)
+    return Location(
+        engine,
+        f"{scheme}://{where}/{named[0]}/{database}",
+        redis_url=f"{base}://{user}{at}localhost/{database}?{'&'.join(own)}",
+        hosts=hosts,
+        service=named[0],
+        sentinel_url=_sentinel_url(base, of_sentinels, shown),
+        replicas=replicas,
+    )
+
+
+def _split(scheme: str, rest: str, shown: str) -> tuple[str, str, tuple[tuple[str, int], ...], str, str]:
+    """Credentials, an '@' if there are any, hosts, path and options."""
+    authority, path, query, fragment = _PARTS.fullmatch(rest).groups()  # type: ignore[union-attr]
+    if "@" in f"{path}{query}{fragment}":
+        raise InvalidConfig(f"URL {shown!r}", _MISPLACED)
+    if fragment:
+        raise InvalidConfig(f"URL {shown!r}", "it has a '#'; percent-encode it, as %23")
+    user, at, places = authority.rpartition("@")
+    return user, at, tuple(_check_host(place, scheme, shown) for place in places.split(",")), path, query
+
+
+def _shown(hosts: tuple[tuple[str, int], ...]) -> str:
+    return ",".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in hosts)
+
+
+# The options of the URLs of etcd. memcached has none.
+_ETCD_OPTIONS: Final = {
+    "etcd": ("fence_floor",),
+    "etcds": ("fence_floor", "ssl_ca_certs", "ssl_certfile", "ssl_keyfile"),
+}
+
+
+def _locate_other(scheme: str, rest: str, shown: str) -> Location:
+    """etcd or memcached: ``[user:password@]host:port,host:port[?options]``."""
+    engine, known = _OTHERS[scheme], _ETCD_OPTIONS.get(scheme, ())
+    user, at, hosts, path, query = _split(scheme, rest, shown)
+    example = f"write {scheme}://{_EXAMPLES[engine]}"
+    if path not in ("", "/"):
+        raise InvalidConfig(f"URL {shown!r}", f"it has a path, and {engine} has no databases; {example}")
+    if engine == "memcached" and (at or len(hosts) > 1):
+        problem = "it has a user or password, which memcached does not ask for" if at else "it names several servers"
+        raise InvalidConfig(f"URL {shown!r}", f"{problem}; {example}")
+    settings: dict[str, str] = {}
+    for option in filter(None, query.split("&")):
+        name, _, value = option.partition("=")
+        if name not in known:
+            options = f"its options are {', '.join(known)}" if known else "it takes no options"
+            raise InvalidConfig(f"URL {shown!r}", f"{name:.40} is no option of {scheme}://; {options}")
+        settings[name] = unquote(value)
+    if not re.fullmatch("[0-9]{1,16}", settings.get("fence_floor", "0")):
+        raise InvalidConfig(f"URL {shown!r}", "its fence_floor is not a whole number of at most 16 digits")
+    if at:
+        settings["user"], _, settings["password"] = (unquote(part) for part in user.partition(":"))
+    return Location(engine, f"{scheme}://{_shown(hosts)}", hosts=hosts, settings=settings)
+
+
+def _check_host(place: str, scheme: str, shown: str) -> tuple[str, int]:
+    found = _HOST.fullmatch(place)
+    if found is None or (found[2] and not 0 < int(found[2]) < 65536):
+        raise InvalidConfig(f"URL {shown!r}", _UNREADABLE)
+    if not found[1]:
+        engine = _SEVERAL[scheme]
+        raise InvalidConfig(f"URL {shown!r}", f"a host is missing; write {scheme}://{_EXAMPLES[engine]}")
+    return unquote(found[1].strip("[]")), int(found[2] or _PORTS[_SEVERAL[scheme]])
+
+
+def _check_database(database: str, shown: str) -> str:
+    if database and not re.fullmatch("[0-9]+", database):
+        raise InvalidConfig(f"URL {shown!r}", "its database is not a number; write /0, for example")
+    return database or "0"
+
+
+def _take_replicas(options: list[str], shown: str) -> tuple[list[str], int | None]:
+    """The options without ``replicas=``, which is for us, and its value."""
+    values = [option.partition("=")[2] for option in options if option.startswith("replicas=")]
+    if values and not re.fullmatch("[0-9]{1,3}", values[-1]):
+        raise InvalidConfig(f"URL {shown!r}", "its replicas is not a whole number; write replicas=1, for example")
+    rest = [option for option in options if not option.startswith("replicas=")]
+    return rest, int(values[-1]) if values else None
+
+
+def _split_options(options: list[str]) -> tuple[list[str], list[str]]:
+    """The options of connections to the servers, and to the Sentinels. Those of TLS are for both."""
+    own = [option for option in options if not option.startswith("sentinel_")]
+    theirs = [option for option in own if option.startswith("ssl_")]
+    named = [option.removeprefix("sentinel_") for option in options if option.startswith("sentinel_")]
+    replaced = {option.partition("=")[0] for option in named}
+    return own, [option for option in theirs if option.partition("=")[0] not in replaced] + named
+
+
+def _sentinel_url(base: str, options: list[str], shown: str) -> str:
+    """``ssl=`` says whether the Sentinels use TLS; else they do as the servers do."""
+    for option in options:
+        if option.startswith("ssl="):
+            use = _YES_NO.get(option.partition("=")[2].lower())
+            if use is None:
+                raise InvalidConfig(f"URL {shown!r}", "the value of sentinel_ssl is neither true nor false")
+            base = "rediss" if use else "redis"
+    kept = [option for option in options if not option.startswith("ssl=" if base == "rediss" else "ssl")]
+    return f"{base}://localhost?{'&'.join(kept)}"
 
 
 def _locate_local(rest: str, shown: str) -> Location:
@@ -83,5 +247,7 @@ def _locate_local(rest: str, shown: str) -> Location:
     if directory in ("", "/"):
         return Location("local", "local://")
     if not directory.startswith("/") or "?" in directory:
-        raise InvalidConfig(f"URL {shown!r}", "a named local server is local:///absolute/path/of/a/directory")
+        raise InvalidConfig(
+            f"URL {shown!r}", "its path is not absolute, or has a '?'; write local:///path/of/a/directory"
+        )
     return Location("local", f"local://{directory}", directory=directory)

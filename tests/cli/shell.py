@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -18,6 +19,8 @@ import holdfast
 
 PATIENCE_S = 20.0
 CLI = [sys.executable, "-m", "holdfast.cli"]
+Start = Callable[..., subprocess.Popen[str]]
+Call = Callable[..., tuple[int, str, str]]
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -42,15 +45,29 @@ def is_gone(pid: int) -> bool:
         return True
 
 
+def lines_of(stderr: str) -> list[str]:
+    """Its lines, without those that say that it waits: on a busy machine a free lock may take that long, too."""
+    return [line for line in stderr.splitlines() if not re.match(r'holdfast: waiting for|\{"event": "waiting"', line)]
+
+
 def events_of(stderr: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in stderr.splitlines()]
+    """All events but ``waiting``."""
+    return [json.loads(line) for line in lines_of(stderr)]
 
 
 def first_line(process: subprocess.Popen[str]) -> str:
-    line: str = process.stdout.readline()
+    assert process.stdout is not None
+    line = process.stdout.readline()
     if not line:
-        pytest.fail(f"it said nothing and ended with {process.wait(PATIENCE_S)}: {process.stderr.read()}")
+        said = process.stderr.read() if process.stderr is not None else ""
+        pytest.fail(f"it said nothing and ended with {process.wait(PATIENCE_S)}: {said}")
     return line
+
+
+def error_line(process: subprocess.Popen[str]) -> str:
+    """The next line of the process's stderr."""
+    assert process.stderr is not None
+    return process.stderr.readline()
 
 
 def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.cli.supervise import Run, margins
+from holdfast.cli.margins import margins
+from holdfast.cli.supervise import Run
 from holdfast.drivers.clock import now
 from tests.lab.mutations import in_python, plant
 
@@ -25,7 +26,7 @@ def time_left_at_the_kill(ttl: float, remaining: float) -> float:
     run: Any = object.__new__(Run)
     run._lease = SimpleNamespace(remaining=lambda: remaining)
     run._margins = margins(ttl)
-    run._doom = None
+    run._termination = None
     run._told_guard = 0.0
     before = now()
     run._tell_guard(SimpleNamespace(good_until=told.append))

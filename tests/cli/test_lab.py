@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from holdfast.cli import main
-from holdfast.lab.survey import FAULTS, INVARIANTS, MEANING, PRIMITIVES, ROWS
-from holdfast.lab.trace import Trace
+from holdfast.lab.report.trace import Trace
+from holdfast.lab.surveys.recipes import FAULTS, INVARIANTS, MEANING, PRIMITIVES, ROWS
 from tests.cli.shell import CLI, PATIENCE_S, environment
 from tests.servers import Server, free_port
 
@@ -148,9 +148,9 @@ def test_the_primitives_are_searched_by_name(run: Run) -> None:
     code, out, err = run("primitives", "Latch", "--budget", "500ms", "--seed", "7")
     assert (code, err) == (0, "")
     heading, verdict, _, legend, bounds = out.splitlines()
-    assert re.fullmatch(r"latch, 3 clients: [\d,]+ states; .*2 faults so far", heading)
+    assert re.fullmatch(r"latch, 3 clients: [\d,]+ states; .*2 faults in part", heading)
     assert re.match("  (holds|unknown): ShutUntilZero", verdict), "a busy machine may not come to the end of anything"
-    assert all(f"{word}: " in legend for word in ("to the end", "nothing", "so far"))
+    assert all(f"{word}: " in legend for word in ("complete", "not complete", "in part"))
     assert bounds.endswith("budget 0.5 s, seed 7")
 
 
@@ -167,7 +167,7 @@ def test_the_primitives_are_searched_by_name(run: Run) -> None:
         (["show", "setnx"], ["INVARIANT"]),
         (["--clients", "1"], ["2<=x<=4"]),
         (["--clients", "5"], ["2<=x<=4"]),
-        (["--budget", "soon"], ["no duration"]),
+        (["--budget", "soon"], ["not a duration"]),
         (["--seed", "x"], ["not a valid integer"]),
         (["--seed", "3", "show", "setnx", "Fifo"], ["holdfast lab show --seed"]),
         (["dance"], ["No such command"]),
@@ -271,7 +271,7 @@ def test_report_writes_one_page(run: Run, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     code, out, err = run("report", "--html", str(page), *QUICK)
     assert (code, err.count("\n")) == (0, 1)
-    assert re.search(r"page\.html: \d+ pits in [\d,]+ states; .*seed 0", out)
+    assert re.search(r"page\.html: \d+ pitfalls in [\d,]+ states; .*seed 0", out)
     text = page.read_text()
     assert text.startswith("<!doctype html>")
     assert 'id="setnx-NoOrphan"' in text
@@ -334,7 +334,7 @@ def test_what_is_no_trace_is_refused(run: Run, tmp_path: Path, text: str) -> Non
     file.write_text(text)
     code, _, err = run("replay", str(file), "--url", "redis://127.0.0.1:1")
     assert code == 64
-    assert "is no trace" in err
+    assert "is not a trace" in err
 
 
 def test_replay_without_a_server(run: Run, saved: Path) -> None:

@@ -5,19 +5,17 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from holdfast.cli import Voice, main
 from holdfast.errors import printable
-from tests.cli.shell import environment
+from tests.cli.shell import Call, environment
 from tests.proxy import Proxy, instead
 from tests.servers import Server
 
 TITLE = "\x1b]0;owned\x07"  # sets the title of the window
-Call = Callable[..., tuple[int, str, str]]
 
 
 def is_plain(text: str) -> bool:

@@ -6,16 +6,14 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from tests.cli.shell import CLI, PATIENCE_S, environment, eventually, first_line, is_gone
+from tests.cli.shell import CLI, PATIENCE_S, Start, environment, eventually, first_line, is_gone, lines_of
 from tests.servers import Server, free_port
-
-Start = Callable[..., subprocess.Popen[str]]
 
 
 @pytest.fixture
@@ -107,7 +105,7 @@ def test_messages_come_in_order_before_the_end(server: Server, start: Start) -> 
     process = start(server, "--json", "job", "--", "sh", "-c", "echo between >&2")
     process.wait(PATIENCE_S)
     assert process.stderr is not None
-    lines = process.stderr.read().splitlines()
+    lines = lines_of(process.stderr.read())
     assert [line.split('"')[3] for line in lines if line != "between"] == ["acquired", "exited", "released"]
 
 

@@ -17,14 +17,23 @@ from typing import Any
 
 import holdfast
 import holdfast.aio
-from holdfast.lab.machine import Cancelled
-from holdfast.lab.world import World
-from holdfast.options import client_terms
+from holdfast.lab.simulation.process import Cancelled
+from holdfast.lab.simulation.world import World
+from holdfast.options import client_options
 from holdfast.protocol.effects import Command
 from tests.servers import Server
 
 STAGES = ("world", "asyncio", "blocking")
 Scenario = Callable[["Any"], Awaitable[Any]]
+
+
+async def until(api: Any, condition: Callable[[], Any]) -> None:
+    """Wait for that rather than for so long: how long it takes is the machine's business."""
+    for _ in range(6000):
+        if condition():
+            return
+        await api.sleep(0.005)
+    raise AssertionError("it did not come true")
 
 
 class WorldApi:
@@ -41,7 +50,7 @@ class WorldApi:
         shared = {"timeout": 5.0, "fence_retention": 3600.0, "cohort": 64}
         namespace = options.pop("namespace", "")
         return holdfast.aio.Client(
-            self.world.machine(), namespace=namespace, shared=client_terms(**{**shared, **options})
+            self.world.machine(), namespace=namespace, shared=client_options(**{**shared, **options})
         )
 
     async def raw(self, *args: Any) -> Any:
@@ -88,6 +97,7 @@ class AsyncioApi:
 
     def __init__(self, server: Server) -> None:
         self.server = server
+        self._admin = server.client()  # before the scenario: on a cluster that takes longer than some leases are young
         self._clients: list[holdfast.aio.Client] = []
 
     def client(self, **options: Any) -> holdfast.aio.Client:
@@ -96,7 +106,7 @@ class AsyncioApi:
         return client
 
     async def raw(self, *args: Any) -> Any:
-        return await asyncio.to_thread(self.server.client().execute_command, *args)
+        return await asyncio.to_thread(self._admin.execute_command, *args)
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
@@ -140,6 +150,7 @@ class BlockingApi:
 
     def __init__(self, server: Server) -> None:
         self.server = server
+        self._admin = server.client()
         self._clients: list[holdfast.Client] = []
 
     def client(self, **options: Any) -> _Awaited:
@@ -148,7 +159,7 @@ class BlockingApi:
         return _Awaited(client)
 
     async def raw(self, *args: Any) -> Any:
-        return self.server.client().execute_command(*args)
+        return self._admin.execute_command(*args)
 
     async def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
@@ -205,8 +216,9 @@ class BlockingHandle:
 
 # What is awaited, and what makes something whose methods are.
 AWAITED = {"acquire", "release", "locked", "extend", "wait", "hand_over", "adopt"}
-AWAITED |= {"count_down", "count", "leader", "resign", "downgrade"}
-MADE = {"lock", "rlock", "rwlock", "semaphore", "latch", "election", "lead", "terms"}
+AWAITED |= {"count_down", "count", "leader", "resign", "downgrade", "inspect", "break_lock", "history"}
+AWAITED |= {"get_or_compute"}
+MADE = {"lock", "rlock", "rwlock", "semaphore", "latch", "election", "lead", "terms", "locks"}
 
 
 class _Awaited:

@@ -52,10 +52,10 @@ ASYNCIO = [
 @pytest.mark.parametrize("name", THREADING)
 def test_threading(name: str, client: holdfast.Client) -> None:
     class Tests(lock_tests.LockTests):  # type: ignore[misc, name-defined]
-        locktype = staticmethod(lambda: client.lock(f"cpython:{next(numbers)}"))
+        locktype = staticmethod(lambda: client.lock(f"{{cpython}}:{next(numbers)}"))
 
-    with client.lock("cpython:warm"):
-        pass  # the keeper's thread starts here, so that none of the tests counts it as leaked
+    with client.lock("{cpython}:warm"):
+        pass  # the threads of the keeper and of the one node start here, so that no test counts them as leaked
     run_case(Tests(name))
 
 

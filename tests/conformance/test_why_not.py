@@ -54,7 +54,7 @@ def test_held_by_another_thread_or_task_it_does_not_ask_that(play: Any, kind: st
             said = await api.spawn(ask).join()
         assert "Nested" not in said
         assert kind == "write" or "another thread or task of this process holds" in said
-        assert "come back later" in said
+        assert "try again later" in said
 
     play(scenario)
 

@@ -8,8 +8,9 @@ import holdfast
 import holdfast.aio
 from holdfast.aio import Lease as AioLease
 from holdfast.aio import Permit as AioPermit
+from holdfast.aio import RLease as AioRLease
 from holdfast.aio import WriteLease as AioWriteLease
-from holdfast.blocking import Lease, Permit, WriteLease
+from holdfast.blocking import Lease, Permit, RLease, WriteLease
 
 client = holdfast.connect(on_lost=lambda lease: print(lease.reason))
 wait: float | None = 5
@@ -18,7 +19,7 @@ wait: float | None = 5
 assert_type(client.lock("a").acquire(), Lease)
 assert_type(client.lock("a", "b", wait=None, ttl=5).acquire(), Lease)
 assert_type(client.lock("a").acquire(True, -1), Lease)
-assert_type(client.rlock("a").acquire(), Lease)
+assert_type(client.rlock("a").acquire(), RLease)
 assert_type(client.semaphore("a", 5).acquire(), Permit)
 assert_type(client.rwlock("a").read.acquire(), Lease)
 assert_type(client.rwlock("a", wait=None).write.acquire(), WriteLease)
@@ -28,7 +29,7 @@ client.lock("a").acquire().release()
 # With one it may come back without.
 assert_type(client.lock("a", wait=5).acquire(), Lease | None)
 assert_type(client.lock("a", wait=wait).acquire(), Lease | None)
-assert_type(client.rlock("a", wait=0).acquire(), Lease | None)
+assert_type(client.rlock("a", wait=0).acquire(), RLease | None)
 assert_type(client.semaphore("a", 5, wait=5).acquire(), Permit | None)
 assert_type(client.rwlock("a", wait=5).read.acquire(), Lease | None)
 assert_type(client.rwlock("a", wait=5).write.acquire(), WriteLease | None)
@@ -38,7 +39,7 @@ client.lock("a", wait=5).acquire().release()  # type: ignore[union-attr]
 # So it may if the call names the limit, whatever the lock's is.
 assert_type(client.lock("a").acquire(blocking=False), Lease | None)
 assert_type(client.lock("a").acquire(timeout=1.5), Lease | None)
-assert_type(client.rlock("a").acquire(False), Lease | None)
+assert_type(client.rlock("a").acquire(False), RLease | None)
 assert_type(client.semaphore("a", 5).acquire(timeout=1), Permit | None)
 assert_type(client.rwlock("a").write.acquire(True, 1), WriteLease | None)
 
@@ -64,13 +65,13 @@ awaiting = holdfast.aio.connect(on_lost="cancel")
 
 async def main() -> None:
     assert_type(await awaiting.lock("a").acquire(), AioLease)
-    assert_type(await awaiting.rlock("a").acquire(), AioLease)
+    assert_type(await awaiting.rlock("a").acquire(), AioRLease)
     assert_type(await awaiting.semaphore("a", 5).acquire(), AioPermit)
     assert_type(await awaiting.rwlock("a").read.acquire(), AioLease)
     assert_type(await awaiting.rwlock("a").write.acquire(), AioWriteLease)
     assert_type(await holdfast.aio.lock("a").acquire(), AioLease)
     assert_type(await awaiting.lock("a", wait=5).acquire(), AioLease | None)
-    assert_type(await awaiting.rlock("a", wait=5).acquire(), AioLease | None)
+    assert_type(await awaiting.rlock("a", wait=5).acquire(), AioRLease | None)
     assert_type(await awaiting.semaphore("a", 5, wait=5).acquire(), AioPermit | None)
     assert_type(await awaiting.rwlock("a", wait=5).read.acquire(), AioLease | None)
     assert_type(await awaiting.rwlock("a", wait=5).write.acquire(), AioWriteLease | None)

@@ -336,7 +336,7 @@ def test_greenlets_do_not_go_on_in_a_forked_child(run: Callable[..., Script], ur
             gevent.sleep(0.5)
             with client.lock("y", ttl=60.0):
                 gevent.sleep(0.5)
-                say(sum("in _keep" in line or "redis_wire" in line and "in _run" in line
+                say(sum("in _keep" in line or "connection_thread" in line and "in _run" in line
                         for line in gevent.util.format_run_info()))
             os._exit(0)
         os.waitpid(child, 0)
@@ -385,7 +385,7 @@ def test_over_tls(run: Callable[..., Script], server: Server, certificate: tuple
         script = run(
             """
             client = holdfast.connect(url)
-            with client.lock("x", ttl=3.0) as lease:
+            with client.lock("x", ttl=3.0, wait=9.0) as lease:  # so short a wait warns of nothing: TLS may take a while
                 gevent.sleep(4.0)
                 say(lease.held)
             say("ready")

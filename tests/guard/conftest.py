@@ -21,7 +21,7 @@ def postgres() -> Iterator[Postgres]:
 
 @pytest.fixture
 def make_resource(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[str], Resource]]:
-    """``make_resource(kind)``: nobody has written to it yet."""
+    """``make_resource(kind)``: a resource without a guarded write."""
     made: list[Resource] = []
 
     def make(kind: str) -> Resource:

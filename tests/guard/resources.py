@@ -10,25 +10,26 @@ import redis
 
 from holdfast import guard
 from holdfast.lease import BaseLease
+from tests.support import as_bytes
 
 __all__ = ["KINDS", "Resource", "open_resource"]
 
-Claim: TypeAlias = BaseLease | guard.Stamp
+LeaseOrStamp: TypeAlias = BaseLease | guard.Stamp
 
 notes = guard.Table("notes", key="id")
 
 
 class Resource:
-    """One text, and who wrote it last."""
+    """One text, and its last writer."""
 
     def __init__(self, kind: str, where: str) -> None:
         self.kind = kind
         self.where = where
 
-    def write(self, text: str, claim: Claim) -> None:
+    def write(self, text: str, lease: LeaseOrStamp) -> None:
         raise NotImplementedError
 
-    def enter(self, claim: Claim) -> None:
+    def enter(self, lease: LeaseOrStamp) -> None:
         """Raise the fence, and write nothing."""
         raise NotImplementedError
 
@@ -39,7 +40,7 @@ class Resource:
         raise NotImplementedError
 
     def clear(self) -> None:
-        """As if nobody had ever written."""
+        """As before the first write."""
         raise NotImplementedError
 
     def close(self) -> None:
@@ -56,19 +57,19 @@ class RedisResource(Resource):
         self.client = redis.Redis.from_url(where)
         self._guard = guard.RedisGuard(self.client)
 
-    def write(self, text: str, claim: Claim) -> None:
-        self._guard.set("note", text, claim)
+    def write(self, text: str, lease: LeaseOrStamp) -> None:
+        self._guard.set("note", text, lease)
 
-    def enter(self, claim: Claim) -> None:
-        self._guard.enter("note", claim)
+    def enter(self, lease: LeaseOrStamp) -> None:
+        self._guard.enter("note", lease)
 
     def text(self) -> str | None:
         found = self.client.get("note")
-        return None if found is None else found.decode()
+        return None if found is None else as_bytes(found).decode()
 
     def record(self) -> tuple[int, str] | None:
         found = self.client.get("note:hf1:guard:{note}")
-        return None if found is None else _parse(found.decode())
+        return None if found is None else _parse(as_bytes(found).decode())
 
     def clear(self) -> None:
         self.client.flushall()
@@ -82,15 +83,15 @@ class SqlResource(Resource):
         super().__init__(kind, where)
         self.connection = _connect(kind, where)
 
-    def write(self, text: str, claim: Claim) -> None:
-        self._put({"id": 1, "body": text}, claim)
+    def write(self, text: str, lease: LeaseOrStamp) -> None:
+        self._put({"id": 1, "body": text}, lease)
 
-    def enter(self, claim: Claim) -> None:
-        self._put({"id": 1}, claim)
+    def enter(self, lease: LeaseOrStamp) -> None:
+        self._put({"id": 1}, lease)
 
-    def _put(self, row: dict[str, Any], claim: Claim) -> None:
+    def _put(self, row: dict[str, Any], lease: LeaseOrStamp) -> None:
         try:
-            notes.put(self.connection, row, claim)
+            notes.put(self.connection, row, lease)
         except BaseException:
             self.connection.rollback()
             raise
@@ -122,11 +123,11 @@ class SqlResource(Resource):
 
 
 class FileResource(Resource):
-    def write(self, text: str, claim: Claim) -> None:
-        guard.replace_file(self.where, text, claim)
+    def write(self, text: str, lease: LeaseOrStamp) -> None:
+        guard.replace_file(self.where, text, lease)
 
-    def enter(self, claim: Claim) -> None:
-        guard.enter_file(self.where, claim)
+    def enter(self, lease: LeaseOrStamp) -> None:
+        guard.enter_file(self.where, lease)
 
     def text(self) -> str | None:
         path = Path(self.where)

@@ -7,6 +7,7 @@ ahead, which is how it knows that it was stopped.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import holdfast
@@ -56,7 +57,7 @@ def write(url: str, kind: str, where: str, *, guarded: bool = True) -> None:
 def _stop_at_the_last_moment(resource: Resource) -> None:
     """Between the check of the lease and the step that writes."""
     if isinstance(resource, RedisResource):
-        send = resource.client.execute_command
+        send: Callable[..., Any] = resource.client.execute_command
 
         def send_late(command: str, *arguments: Any, **options: Any) -> Any:
             if command == "EVALSHA":
@@ -65,13 +66,13 @@ def _stop_at_the_last_moment(resource: Resource) -> None:
 
         resource.client.execute_command = send_late  # type: ignore[method-assign]
     elif resource.kind == "file":
-        alone = file._alone
+        file_lock = file._file_lock
 
         def late(*arguments: Any) -> Any:
             be_stopped()
-            return alone(*arguments)
+            return file_lock(*arguments)
 
-        file._alone = late  # type: ignore[assignment]
+        file._file_lock = late  # type: ignore[assignment]
     else:
         count = sql._count
 
@@ -79,4 +80,4 @@ def _stop_at_the_last_moment(resource: Resource) -> None:
             be_stopped()
             return count(*arguments)
 
-        sql._count = count_late
+        sql._count = count_late  # type: ignore[assignment]

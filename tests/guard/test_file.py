@@ -38,7 +38,7 @@ def test_what_is_neither_text_nor_bytes_is_refused(path: Path) -> None:
         with pytest.raises(holdfast.InvalidConfig, match=f"data of type {type(data).__name__}: give bytes or a str"):
             replace_file(path, data, NEW)  # type: ignore[arg-type]
     assert names(path) == []
-    replace_file(path, bytearray(b"as bytes"), NEW)
+    replace_file(path, bytearray(b"as bytes"), NEW)  # type: ignore[arg-type]
     assert path.read_bytes() == b"as bytes"
 
 
@@ -74,7 +74,7 @@ def test_the_owner_stays_who_it_was(path: Path) -> None:
 
 
 def test_what_few_may_read_is_open_to_nobody_else_meanwhile(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor is it before anything was written: whoever has opened a file can read it later."""
+    """Nor is it before the data are written: a process that opens it then can read it later."""
     path.write_text("before")
     path.chmod(0o600)
     seen: list[int] = []
@@ -146,7 +146,7 @@ def test_a_fifo_among_the_temporary_files_does_not_block(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "write", [enter_file, lambda path, claim: replace_file(path, "one", claim)], ids=["enter", "replace"]
+    "write", [enter_file, lambda path, ours: replace_file(path, "one", ours)], ids=["enter", "replace"]
 )
 def test_what_is_no_file_is_refused_and_nothing_is_left_beside_it(path: Path, write: Any) -> None:
     path.mkdir()
@@ -226,7 +226,7 @@ def test_after_a_crash_the_fence_is_never_lower_than_that_of_the_data(
     if fence == 8:
         with pytest.raises(holdfast.StaleFence):
             replace_file(path, "7", OLD)
-    replace_file(path, "8", NEW)  # whoever crashed may try again, and the next holder may write
+    replace_file(path, "8", NEW)  # the crashed writer may try again, and the next holder may write
     replace_file(path, "9", Stamp("x", 9, "c"))
     assert path.read_text() == "9"
     assert names(path) == ["report.txt", "report.txt.fence", "report.txt.lock"]
@@ -239,7 +239,7 @@ def test_what_a_killed_process_has_left_is_removed_and_nothing_else(path: Path) 
         say("in mid-write")
         sys.stdin.readline()
         raise SystemExit
-    file._alone = late
+    file._file_lock = late
     file.replace_file(sys.argv[1], "7", Stamp("x", 7, "a"))
     """
     mine = path.with_name("report.txt.0123456789.tmp")
@@ -260,7 +260,7 @@ def test_what_a_killed_process_has_left_is_removed_and_nothing_else(path: Path) 
 
 
 def test_a_file_that_was_removed_before_it_was_locked_is_made_anew(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Somebody tidied up in just that moment, and could not tell it from what a crash leaves."""
+    """Another process removed it at that very moment, taking it for one that a crash left."""
     flock = fcntl.flock
     removed: list[Path] = []
 

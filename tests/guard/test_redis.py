@@ -17,7 +17,7 @@ from holdfast.guard import Stamp
 from holdfast.guard.redis import COMMANDS
 from holdfast.names import keys_of
 from tests.servers import Server, free_port
-from tests.support import asyncio_test, eventually
+from tests.support import as_bytes, asyncio_test, eventually
 
 OLD, NEW = Stamp("x", 7, "a"), Stamp("x", 8, "b")
 
@@ -115,7 +115,7 @@ def test_keys_that_can_have_no_side_key_are_refused(guarded: guard.RedisGuard, k
 @pytest.mark.parametrize("key", ["plain", "with {tag} in it"])
 def test_the_record_is_in_the_slot_of_what_it_guards(guarded: guard.RedisGuard, admin: redis.Redis, key: str) -> None:
     guarded.set(key, "one", OLD)
-    (record,) = {name.decode() for name in admin.keys("*")} - {key}
+    (record,) = {as_bytes(name).decode() for name in admin.keys("*")} - {key}
     assert record.startswith(f"{key}:hf1:guard")
     assert redis.crc.key_slot(record.encode()) == redis.crc.key_slot(key.encode())
     assert keys_of("plain").shared[1] != record
@@ -274,9 +274,9 @@ async def test_a_cluster_will_do() -> None:
 async def test_tasks_that_race_are_taken_in_the_order_of_their_fences(url: str) -> None:
     async with redis.asyncio.Redis.from_url(url) as client:
         guarded = guard.AioRedisGuard(client)
-        claims = [Stamp("x", fence, f"holder{fence}") for fence in (3, 9, 1, 7, 5) * 20]
+        stamps = [Stamp("x", fence, f"holder{fence}") for fence in (3, 9, 1, 7, 5) * 20]
         await asyncio.gather(
-            *(guarded.execute("RPUSH", "log", claim.fence, lease=claim) for claim in claims), return_exceptions=True
+            *(guarded.execute("RPUSH", "log", ours.fence, lease=ours) for ours in stamps), return_exceptions=True
         )
         log = [int(fence) for fence in await client.lrange("log", 0, -1)]
         assert log == sorted(log)

@@ -169,7 +169,7 @@ def test_writers_that_race_are_taken_in_the_order_of_their_fences(resource: Reso
 
     assert len(attempts) == 36
     assert seen == sorted(seen)
-    assert resource.text() == str(len(plans)), "the greatest fence is never refused, and nobody writes after it"
+    assert resource.text() == str(len(plans)), "the greatest fence is never refused, and no write follows it"
     for late in attempts:
         if late.taken:
             assert not any(early.taken and early.fence > late.fence and early.ended < late.began for early in attempts)

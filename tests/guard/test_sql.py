@@ -235,13 +235,13 @@ def test_a_derived_connection_needs_none(notes: Table) -> None:
 def test_a_statement_can_be_executed_by_somebody_else(database: SqlResource, notes: Table) -> None:
     style = "qmark" if database.kind == "sqlite" else "format"
     cursor = database.connection.cursor()
-    for make, claim, count in (
+    for make, ours, count in (
         (notes.put_statement, OLD, 1),
         (notes.update_statement, NEW, 1),
         (notes.put_statement, OLD, 0),
         (notes.update_statement, OLD, 0),
     ):
-        statement = make({"id": 1, "body": "one"}, claim, paramstyle=style)
+        statement = make({"id": 1, "body": "one"}, ours, paramstyle=style)
         cursor.execute(*statement)
         assert cursor.rowcount == count
     cursor.close()
@@ -343,8 +343,8 @@ def test_a_lease_on_several_names_says_which(notes: Table, make_resource: Make) 
 
 
 def test_statements_are_what_the_docs_say(notes: Table) -> None:
-    claim = guard.Stamp("x", 7, "a")
-    statement = notes.update_statement({"id": 1, "body": "one"}, claim, paramstyle="qmark")
+    ours = guard.Stamp("x", 7, "a")
+    statement = notes.update_statement({"id": 1, "body": "one"}, ours, paramstyle="qmark")
     assert statement.text == (
         'UPDATE "notes" AS "notes" SET "body" = ?, "fence" = ?, "holder" = ? WHERE "notes"."id" = ? '
         'AND ("notes"."fence" IS NULL OR "notes"."fence" < ? OR ("notes"."fence" = ? AND "notes"."holder" = ?))'

@@ -167,8 +167,8 @@ async def test_an_asyncio_connection_is_refused_and_told_what_to_do(
         for write in (notes.put, notes.update):
             with pytest.raises(holdfast.Unsupported, match="put_statement"):
                 write(connection, {"id": 1, "body": "one"}, OLD)
-        for claim, count in ((NEW, 1), (OLD, 0)):
-            statement = notes.put_statement({"id": 1, "body": "one"}, claim, paramstyle="pyformat")
+        for ours, count in ((NEW, 1), (OLD, 0)):
+            statement = notes.put_statement({"id": 1, "body": "one"}, ours, paramstyle="pyformat")
             assert (await connection.execute(*statement)).rowcount == count
         await connection.commit()
     assert database.record() == (8, "b")

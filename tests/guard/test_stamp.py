@@ -46,7 +46,9 @@ def test_a_stamp_can_be_sent_to_whoever_writes(resource: Resource, client: holdf
 def test_what_is_no_lease_is_refused(client: holdfast.Client, resource: Resource) -> None:
     wrong: Any
     for wrong in (5, None, "token", client.lock("x")):
-        with pytest.raises(holdfast.InvalidConfig, match=f"a lease of type {type(wrong).__name__}: give what acquire"):
+        with pytest.raises(
+            holdfast.InvalidConfig, match=f"a lease of type {type(wrong).__name__}: give the lease of acquire"
+        ):
             resource.write("one", wrong)
     assert resource.text() is None
 
@@ -145,9 +147,9 @@ def test_leases_of_every_kind_have_stamps(client: holdfast.Client, resource: Res
         resource.write("term", lease)
         break
     with client.lock("x", "y") as lease:
-        claim = guard.stamp(lease, name="x")
-        assert claim.fence == lease.fences["x"]
-        resource.write("both", claim)
+        ours = guard.stamp(lease, name="x")
+        assert ours.fence == lease.fences["x"]
+        resource.write("both", ours)
     with pytest.raises(holdfast.StaleFence):
         resource.write("stale", stale)
     assert resource.text() == "both"

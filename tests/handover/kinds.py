@@ -1,4 +1,4 @@
-"""Everything that can be handed over, and who is kept out by it."""
+"""Everything that can be handed over, and what it excludes."""
 
 from __future__ import annotations
 

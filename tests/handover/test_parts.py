@@ -9,7 +9,7 @@ import pytest
 import holdfast
 from holdfast.names import keys_of
 from holdfast.protocol.effects import Step
-from tests.handover.test_world import FAULTS, TTL, AnyPlay, Relay
+from tests.handover.test_simulated import FAULTS, TTL, AnyPlay, Relay
 from tests.multi.test_parts import Crowd, played
 from tests.protocol.harness import at
 
@@ -23,7 +23,7 @@ class DividedPlay(AnyPlay):
     def __init__(self) -> None:
         super().__init__()
         self._send = self.world.send
-        self.world.send = self.send_in_parts  # type: ignore[method-assign]
+        self.world.send = self.send_in_parts  # type: ignore[method-assign, misc]
 
 
 class DividedRelay(Relay):
@@ -99,7 +99,7 @@ def test_each_name_has_a_fence_that_is_greater_than_before() -> None:
 
 @pytest.mark.parametrize("lost", ["a", "b", "c"])
 def test_who_finds_one_name_gone_gives_back_those_it_has_taken(lost: str) -> None:
-    """What it has not come to is left to whoever was first, or to its ttl."""
+    """The parts that it did not reach are left to the first adopter, or to their ttl."""
     play = DividedPlay()
     giver, taker, other = play.client("giver"), play.client("taker"), play.client("other")
 

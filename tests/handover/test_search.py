@@ -6,20 +6,20 @@ benchmarks.lab`` is for those with more time.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Final
 
 import pytest
 
-from holdfast.lab import handover as played
-from holdfast.lab.explorer import Explorer
-from holdfast.lab.handover import handover_config
-from holdfast.lab.primitives import DAILY_KINDS, PRIMITIVES
-from holdfast.lab.rows import rwlock_config, semaphore_config
-from holdfast.lab.several import several_config
-from holdfast.lab.state import Config
-from holdfast.lab.story import tell
-from holdfast.protocol import handover
+from holdfast.lab.report.story import tell
+from holdfast.lab.search.explorer import Explorer
+from holdfast.lab.search.state import Config
+from holdfast.lab.subjects.handover import handover_config
+from holdfast.lab.subjects.pools import rwlock_config, semaphore_config
+from holdfast.lab.subjects.primitives import DAILY_KINDS, PRIMITIVES
+from holdfast.lab.subjects.several import several_config
+from holdfast.protocol.kinds import handover
 from tests.lab.mutations import Mistake, in_python, in_step, plant
 
 LOCK: Final = PRIMITIVES["hand_over"].invariants
@@ -27,7 +27,7 @@ PERMIT: Final = PRIMITIVES["hand_over:semaphore"].invariants
 WRITE: Final = PRIMITIVES["hand_over:write"].invariants
 MOST_STATES: Final = 60_000
 # Those of ``python -m benchmarks.lab``, and some in which a mistake is found sooner.
-ROWS: Final = {
+ROWS: Final[dict[str, tuple[Callable[..., Config], tuple[str, ...]]]] = {
     **{name: row[:2] for name, row in PRIMITIVES.items() if name.startswith("hand_over")},
     "short ttl": (partial(handover_config, ttl=1.0, leaves_us=((0, 0),)), LOCK),
     "hand to hand": (partial(handover_config, roles="bbb", cohort=0), LOCK),
@@ -39,10 +39,11 @@ ROWS: Final = {
 
 def explorer_of(row: str, stop_at: str = "") -> Explorer:
     make, invariants = ROWS[row]
-    config: Config = make(kinds=DAILY_KINDS)
+    config = make(kinds=DAILY_KINDS)
     return Explorer(config, invariants=invariants, stop_at=[stop_at] if stop_at else invariants)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("row", ROWS)
 def test_nothing_breaks(row: str) -> None:
     explorer = explorer_of(row)
@@ -69,7 +70,7 @@ MISTAKES: Final[dict[str, tuple[str, str, tuple[str, ...], Mistake]]] = {
         "hand to hand",
         "FenceMonotone",
         (),
-        in_step("adopt", "return mint(last, '1', ARGV[3])", "return last"),
+        in_step("adopt", "return mint(ARGV[1], last, '1', ARGV[3])", "return string.format('%.0f', last)"),
     ),
     "adopted_without_a_ttl": (
         "hand_over",
@@ -87,14 +88,17 @@ MISTAKES: Final[dict[str, tuple[str, str, tuple[str, ...], Mistake]]] = {
         "hand_over",
         "AcquireTotality",
         ("delay", "cancel"),
-        in_python(played, "adopt", "if not mutex.is_settled(hold):", "if False:"),
+        in_python(handover, "_adopt", "if not mutex.is_settled(hold):", "if False:"),
     ),
     "validity_counted_from_the_reply": (
         "short ttl",
         "MutualExclusion",
         ("pause",),
         in_python(
-            handover, "_swap", "hold.grant(reply.fence, asked_at)", "hold.grant(reply.fence, (yield from clock()))"
+            handover,
+            "_swap",
+            "hold.grant(reply.fence, asked_at, reply.slot)",
+            "hold.grant(reply.fence, (yield from clock()))",
         ),
     ),
     "several_taken_from_whoever_has_them": (
@@ -110,53 +114,54 @@ MISTAKES: Final[dict[str, tuple[str, str, tuple[str, ...], Mistake]]] = {
         "hand_over:several",
         "FenceMonotone",
         (),
-        in_step("multi_adopt", "tonumber(last) > tonumber(greatest or 0)", "false"),
+        in_step("multi_adopt", "last > (greatest or 0)", "false"),
     ),
     "several_given_up_that_arrive_late": (
         "hand_over:several",
         "AcquireTotality",
         ("delay", "cancel"),
-        in_step("multi_adopt", "if redis.call('EXISTS', each(5)) > 0 then", "if false then"),
+        in_step("multi_adopt", "if redis.call('EXISTS', all_keys(5)) > 0 then", "if false then"),
     ),
     "another_slot": (
         "hand_over:semaphore",
         "PermitCount",
         (),
-        in_step("room_adopt", "  slot = theirs", "  slot = theirs and 0"),
+        in_step("pool_adopt", "  slot = theirs", "  slot = theirs and 0"),
     ),
     "a_permit_that_nobody_has_given": (
         "race for a permit",
         "PermitCount",
         (),
-        in_step("room_adopt", "if slot then\n  if", "slot = slot or 0\nif slot then\n  if"),
+        in_step("pool_adopt", "if slot then\n  if", "slot = slot or 0\nif slot then\n  if"),
     ),
     "a_writing_that_nobody_has_given": (
         "race of writers",
         "ModeExclusion",
         (),
-        in_step("room_adopt", "if slot then\n  if", "slot = slot or WRITER\nif slot then\n  if"),
+        in_step("pool_adopt", "if slot then\n  if", "slot = slot or WRITER\nif slot then\n  if"),
     ),
     "others_are_let_in_beside_a_writer": (
         "hand_over:write",
         "ModeExclusion",
         (),
-        in_step("room_adopt", "slot == WRITER and ARGV[5] ~= 'all'", "slot == WRITER"),
+        in_step("pool_adopt", "slot == WRITER and ARGV[5] ~= 'all'", "slot == WRITER"),
     ),
     "the_fence_of_the_room_once_more": (
         "hand_over:read",
         "FenceMonotone",
         (),
-        in_step("room_adopt", "mint(last, '1', ARGV[3])", "last"),
+        in_step("pool_adopt", "renew_fence(ARGV[1], ARGV[3])", "string.format('%.0f', last)"),
     ),
     "a_place_given_up_that_arrives_late": (
         "hand_over:read",
         "AcquireTotality",
         ("delay", "cancel"),
-        in_step("room_adopt", "if redis.call('EXISTS', KEYS[5]) == 1 then", "if false then"),
+        in_step("pool_adopt", "if redis.call('EXISTS', KEYS[5]) == 1 then", "if false then"),
     ),
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", MISTAKES)
 def test_a_planted_mistake_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     row, invariant, kinds, mistake = MISTAKES[name]
@@ -168,6 +173,7 @@ def test_a_planted_mistake_is_found(name: str, monkeypatch: pytest.MonkeyPatch) 
     assert tell(found.config, found.choices, invariant)[-1].violation, "and it can be told"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("row", "kinds"), sorted({(row, kinds) for row, _, kinds, _ in MISTAKES.values() if kinds}), ids=str
 )

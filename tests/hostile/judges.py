@@ -144,7 +144,8 @@ def judge_exclusion(history: Sequence[Event]) -> Verdict:
         permits = next((event.data[name] for event in history if event.what == "permits" and name in event.data), 0)
         for hold in holds if permits else ():
             beside = [other for other in holds if other.start <= hold.start <= other.end]
-            if hold.kind == "semaphore" and len(beside) > permits and not facts.displaced(name, hold.start, hold.ttl):
+            longest = max(other.ttl for other in beside)
+            if hold.kind == "semaphore" and len(beside) > permits and not facts.displaced(name, hold.start, longest):
                 reasons.append(f"{name}: {len(beside)} holders of {permits} permits at {hold.start:.3f}")
     return _verdict("exclusion", reasons, evidence=facts.holds)
 

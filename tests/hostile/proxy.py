@@ -103,7 +103,7 @@ class Proxy:
 
     async def _mute(self) -> None:
         for link in self._links:
-            link.mute = True
+            link.no_pubsub = True
 
     async def _close(self) -> None:
         self._server.close()
@@ -121,7 +121,7 @@ class Proxy:
             _reset(writer)
             return
         link = _Link(self, (reader, writer), (far_reader, far_writer))
-        link.mute = self._silent
+        link.no_pubsub = self._silent
         self._links.add(link)
         try:
             await asyncio.wait(link.tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -143,7 +143,7 @@ class _Link:
         self._proxy = proxy
         self._near, self._far = near, far
         self.far_address: tuple[str, int] = far[1].get_extra_info("sockname")
-        self.mute = False
+        self.no_pubsub = False
         self.tasks = [asyncio.ensure_future(self._upwards()), asyncio.ensure_future(self._downwards())]
 
     def reset(self) -> None:
@@ -156,7 +156,7 @@ class _Link:
         with contextlib.suppress(OSError):
             while chunk := await self._near[0].read(65536):
                 self._proxy.requests += chunk.count(b"\r\n*") + chunk.startswith(b"*")
-                if not self.mute and not self._far[1].is_closing():
+                if not self.no_pubsub and not self._far[1].is_closing():
                     self._far[1].write(chunk)
 
     async def _downwards(self) -> None:
@@ -178,7 +178,7 @@ class _Link:
                 return False
             if isinstance(piece, float):
                 await asyncio.sleep(piece)
-            elif not self.mute and not self._near[1].is_closing():
+            elif not self.no_pubsub and not self._near[1].is_closing():
                 self._near[1].write(piece)
         return True
 

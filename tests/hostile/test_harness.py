@@ -33,6 +33,10 @@ def run(command: str) -> tuple[int, str]:
     return done.returncode, done.stdout
 
 
+# In one process of a run, which then performs the commands once.
+pytestmark = pytest.mark.xdist_group("hostile")
+
+
 @pytest.fixture(scope="module")
 def outcomes() -> dict[str, tuple[int, str]]:
     """All runs at once, for they mostly wait."""
@@ -40,6 +44,7 @@ def outcomes() -> dict[str, tuple[int, str]]:
         return dict(zip(COMMANDS, pool.map(run, COMMANDS.values()), strict=True))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", SEEDS)
 def test_what_is_promised_holds_whatever_fails(outcomes: dict[str, tuple[int, str]], seed: int) -> None:
     code, output = outcomes[str(seed)]
@@ -48,6 +53,7 @@ def test_what_is_promised_holds_whatever_fails(outcomes: dict[str, tuple[int, st
     assert output.count(": valid") >= len(JUDGES) - 1, output
 
 
+@pytest.mark.long
 def test_a_planted_mistake_is_found_and_its_command_printed(outcomes: dict[str, tuple[int, str]]) -> None:
     code, output = outcomes["mistake"]
     assert code == 1, output

@@ -111,6 +111,17 @@ CASES: dict[str, Case] = {
         history(hold("x", 1, 2, 10, kind="read"), hold("y", 1, 2, 11, kind="write")),
         False,
     ),
+    "one permit too many, while a holder with a long ttl cannot know of its loss": (
+        judge_exclusion,
+        history(
+            PERMITS,
+            hold("x", 1, 4, 10, kind="semaphore", slot=0, ttl=4.0),
+            hold("y", 3, 4, 11, kind="semaphore", slot=0),
+            hold("z", 3.2, 4, 12, kind="semaphore", slot=1),
+            fault("restart without data", 1.5, 1.6, displaces=["*"]),
+        ),
+        True,
+    ),
     "two permits": (
         judge_exclusion,
         history(

@@ -135,19 +135,19 @@ class Lane:
             await self._look(lease, hold, seconds)
             await self._call("release", CLIENT_TIMEOUT, lease.release, names=names)
 
-    def _terms(self) -> dict[str, Any]:
+    def _options(self) -> dict[str, Any]:
         return {"ttl": self._dice.choice(TTLS)}
 
     async def lock(self) -> None:
-        terms, name = self._terms(), self._dice.choice("ab")
+        terms, name = self._options(), self._dice.choice("ab")
         await self._use(self._worker.lock(name, **terms), "lock", (name,), terms["ttl"])
 
     async def several(self) -> None:
-        terms, names = self._terms(), tuple(self._dice.sample("ab", 2))
+        terms, names = self._options(), tuple(self._dice.sample("ab", 2))
         await self._use(self._worker.client.lock(*names, **terms), "lock", names, terms["ttl"])
 
     async def rlock(self) -> None:
-        terms = self._terms()
+        terms = self._options()
         lock = self._worker.client.rlock("r", **terms)
         held = await self._acquire(lock, "lock", ("r",), terms["ttl"])
         if held is not None:
@@ -161,20 +161,20 @@ class Lane:
                 await self._call("release", CLIENT_TIMEOUT, lease.release)
 
     async def reader(self) -> None:
-        terms = self._terms()
+        terms = self._options()
         await self._use(self._worker.client.rwlock("w", **terms).read, "read", ("w",), terms["ttl"])
 
     async def writer(self) -> None:
-        terms = self._terms()
+        terms = self._options()
         await self._use(self._worker.client.rwlock("w", **terms).write, "write", ("w",), terms["ttl"])
 
     async def semaphore(self) -> None:
-        terms = self._terms()
+        terms = self._options()
         lock = self._worker.client.semaphore("s", PERMITS, **terms)
         await self._use(lock, "semaphore", ("s",), terms["ttl"])
 
     async def election(self) -> None:
-        terms = self._terms()
+        terms = self._options()
         await self._use(self._worker.client.election("e", **terms).lead(), "lock", ("e",), terms["ttl"])
 
     async def own(self) -> None:

@@ -16,16 +16,20 @@ from typing import Any, Final, NamedTuple
 
 import pytest
 
-from holdfast.lab import machine
-from holdfast.lease import Hold
+from holdfast.lab.search import server
+from holdfast.lab.search.site import Site
+from holdfast.lab.simulation import machine
+from holdfast.lab.simulation.machine import Machine
 from holdfast.lua import SCRIPTS, Script
-from holdfast.protocol import keepalive, mutex, presence
-from holdfast.protocol.bells import Switchboard
-from holdfast.protocol.cohort import Cohorts
-from holdfast.protocol.presence import Crowd
-from holdfast.protocol.waiting import Waiter
+from holdfast.protocol import keepalive, mutex
+from holdfast.protocol.hold import Hold
+from holdfast.protocol.wait import presence
+from holdfast.protocol.wait.cohort import Cohorts
+from holdfast.protocol.wait.notifications import NotificationRouter
+from holdfast.protocol.wait.presence import Crowd
+from holdfast.protocol.wait.waiting import WaitLoop
 
-__all__ = ["IN_THE_WORLD", "LINE_BY_LINE", "MISTAKES", "Mistake", "plant"]
+__all__ = ["IN_A_CLUSTER", "IN_THE_WORLD", "LINE_BY_LINE", "MISTAKES", "Mistake", "plant"]
 
 
 class Text(NamedTuple):
@@ -96,7 +100,7 @@ end
 _IF_FREE: Final = "if redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2]) then"
 _QUEUE_OR_TOMBSTONE: Final = "redis.call('EXISTS', KEYS[5], KEYS[3])"
 _AT_LEAST_THE_TIME: Final = """  local fence = now_us
-  if last and tonumber(last) >= now then
+  if last and last >= now then
     fence = string.format('%.0f', last + 1)
     retention_ms = math.min(retention_ms + math.ceil((fence - now) / 1000), MAX_RETENTION_MS)
     retention_ms = string.format('%.0f', retention_ms)
@@ -105,7 +109,7 @@ _AT_LEAST_THE_TIME: Final = """  local fence = now_us
 _VALID_FOR_ITS_TTL: Final = "lasts = granted_at + ttl - drift(ttl + since)"
 _EXTENDED: Final = "hold.prolong(seconds, asked_at)"
 _EXTENDED_FROM_THE_REPLY: Final = "hold.prolong(seconds, (yield from clock()))"
-_INCLUDING: Final = "acquire release abandon"  # the steps with fence.lua and queue.lua in them
+_INCLUDING: Final = "acquire release abandon"  # the steps with include/fence.lua and include/queue.lua
 
 # Whose it is.
 _OWNERSHIP: Final[dict[str, Mistake]] = {
@@ -118,8 +122,8 @@ _OWNERSHIP: Final[dict[str, Mistake]] = {
             "release",
             "        freed, _, resent, _ = yield from until_answered(",
             """        look = Step("look", hold.keys.shared, (hold.token,))
-        if not (yield from until_answered(lambda: look, hold.terms))[0]:
-            raise LeaseLost(hold.name, hold.fence, LOST_BY[0])
+        if not (yield from until_answered(lambda: look, hold.options))[0]:
+            raise LeaseLost(hold.name, hold.fence, LOSS_REASON[0])
         freed, _, resent, _ = yield from until_answered(""",
         ),
     ),
@@ -147,12 +151,12 @@ _TIME: Final[dict[str, Mistake]] = {
         *in_python(
             mutex,
             "_ask",
-            'call(acquire_step(hold, channel, watch=watched != ""), timeout)',
-            """call(acquire_step(hold, channel, watch=watched != "")._replace(
+            'call(hold.steps.acquire_step(hold, channel, watched != ""), timeout)',
+            """call(hold.steps.acquire_step(hold, channel, watched != "")._replace(
             args=(
-                *acquire_step(hold, channel).args,
+                *hold.steps.acquire_step(hold, channel, False).args,
                 str(round(((yield from __import__("holdfast.protocol.effects").protocol.effects.wall_clock())
-                    + hold.terms.ttl) * 1000)),
+                    + hold.options.ttl) * 1000)),
             )
         ), timeout)""",
         ),
@@ -165,7 +169,7 @@ _TIME: Final[dict[str, Mistake]] = {
     ),
     "renew_that_makes_it_shorter": in_step("renew", "left_ms >= 0 and left_ms < tonumber(ARGV[2])", "left_ms >= 0"),
     "validity_counted_from_the_reply": in_python(
-        mutex, "_ask", "hold.grant(reply.fence, now)", "hold.grant(reply.fence, (yield from clock()))"
+        mutex, "_ask", "hold.grant(reply.fence, now, reply.slot)", "hold.grant(reply.fence, (yield from clock()))"
     ),
     "renewal_counted_from_the_reply": in_python(
         keepalive, "_renew", "hold.prolong(ttl, asked_at)", "hold.prolong(ttl, now)"
@@ -173,18 +177,20 @@ _TIME: Final[dict[str, Mistake]] = {
     "extension_counted_from_the_reply": in_python(mutex, "extend", _EXTENDED, _EXTENDED_FROM_THE_REPLY),
     "grant_taken_after_its_deadline": in_python(mutex, "_ask", "if (yield from clock()) < hold.deadline:", "if True:"),
     "ttl_counted_from_when_its_notification_is_received": in_python(
-        Hold, "rung", _VALID_FOR_ITS_TTL, "lasts = now + ttl - drift(ttl)"
+        Hold, "accept", _VALID_FOR_ITS_TTL, "lasts = now + ttl - drift(ttl)"
     ),
     "held_without_a_look_at_the_clock": in_python(
         Hold, "valid", "self.phase is HELD and now < self.deadline", "self.phase is HELD"
     ),
-    "renewal_beyond_max_hold": in_python(Hold, "prolong", "min(self.lasts, self.ends)", "self.lasts"),
+    "renewal_beyond_max_hold": in_python(
+        Hold, "prolong", "min(self.lasts_until, self.max_hold_ends)", "self.lasts_until"
+    ),
 }
 
 # In which order, and who is told.
 _WAITING: Final[dict[str, Mistake]] = {
     "no_retry_after_arming_the_bell": in_python(
-        Waiter,
+        WaitLoop,
         "run",
         "yield from self._subscribe(now)\n                    now = yield from clock()",
         "yield from self._subscribe(now)\n                    now = yield from self.sleep(now + REFRESH)",
@@ -193,24 +199,27 @@ _WAITING: Final[dict[str, Mistake]] = {
         mutex, "pause_for", "    pause = REFRESH if", "    return 60.0\n    pause = REFRESH if"
     ),
     "renewal_that_forgets_a_push_before_its_reply": (
-        *in_python(keepalive, "_renew", '            hold.look_at = float("inf")\n', ""),
+        *in_python(keepalive, "_renew", '            hold.check_at = float("inf")\n', ""),
         *in_python(
             keepalive,
             "_renew",
             "hold.prolong(ttl, asked_at)",
-            'hold.prolong(ttl, asked_at); hold.look_at = float("inf")',
+            'hold.prolong(ttl, asked_at); hold.check_at = float("inf")',
         ),
     ),
     "notification_forgotten_when_a_reply_comes_after_it": in_python(
-        mutex, "_ask", "    hold.outcome = reply\n", "    hold.outcome = reply\n    hold.word = hold.bell = None\n"
+        mutex,
+        "_ask",
+        "    hold.refuse(reply, now,",
+        '    hold.waiter = type(hold.waiter)(None, {None: "active"})\n    hold.refuse(reply, now,',
     ),
     "waiter_that_does_not_look_when_its_listener_was_cut": in_python(
-        Switchboard, "look_again", "if waiter.bell is not None and waiter.token not in asleep:", "if False:"
+        NotificationRouter, "look_again", "if waiter.token not in asleep:", "if False:"
     ),
     "waiter_that_does_not_look_when_the_key_was_written": in_python(
-        Switchboard, "touched", "if waiter is not None and waiter.bell is not None:", "if False:"
+        NotificationRouter, "touched", "if waiter is not None:", "if False:"
     ),
-    "release_that_does_not_grant_to_the_next": in_step("release", "read_time()\nfree_or_grant(head())\n", ""),
+    "release_that_does_not_grant_to_the_next": in_step("release", "read_time()\nfree_or_grant(first_waiter())\n", ""),
     "abandon_that_does_not_grant_to_the_next": in_step(
         "abandon", "if freed == 1 then\n  grant_next()\nelseif was_first then", "if was_first then"
     ),
@@ -227,25 +236,28 @@ _FENCES: Final[dict[str, Mistake]] = {
         _AT_LEAST_THE_TIME,
         "  local fence = string.format('%.0f', (last or 0) + 1)\n",
     ),
-    "fence_that_is_the_same_for_all": in_python(mutex, "_ask", "hold.grant(reply.fence, now)", "hold.grant(1, now)"),
-    "fence_from_the_time_alone": in_step(_INCLUDING, "if last and tonumber(last) >= now then", "if false then"),
+    "fence_that_is_the_same_for_all": in_python(
+        mutex, "_ask", "hold.grant(reply.fence, now, reply.slot)", "hold.grant(1, now)"
+    ),
+    "fence_from_the_time_alone": in_step(_INCLUDING, "if last and last >= now then", "if false then"),
     "grant_with_the_last_fence": in_step(
         _INCLUDING,
-        "local fence = mint(last, fences, retention_ms)",
-        "local fence = redis.call('GET', KEYS[2])",
+        "local fence = mint(token, last, fences, retention_ms)",
+        "local fence = string.match(redis.call('GET', KEYS[2]), '^%d+')",
     ),
     "pass_with_the_same_fence": in_python(Hold, "inherit", "giver.fence + 1", "giver.fence"),
-    "fences_that_are_not_set_aside": in_step(
-        _INCLUDING, "fences == '1' and fence or string.format('%.0f', fence + fences - 1)", "fence"
-    ),
+    "fences_that_are_not_set_aside": in_step(_INCLUDING, "fence .. ' ' .. fences .. ' '", "fence .. ' 1 '"),
 }
 
 # Among the tasks of one client.
 _COHORTS: Final[dict[str, Mistake]] = {
     "pass_of_what_is_given_back_as_well": in_python(
-        Cohorts, "pass_on", "self._let_sit(heir, hold)\n    return True", "self._let_sit(heir, hold)\n    return False"
+        Cohorts,
+        "pass_on",
+        "self._finish_promotion(successor, hold)\n    return True",
+        "self._finish_promotion(successor, hold)\n    return False",
     ),
-    "seat_that_is_left_without_a_call": in_python(Cohorts, "vacate", "self._call_next(seat, hold)", "pass"),
+    "seat_that_is_left_without_a_call": in_python(Cohorts, "deactivate", "self._promote_next(local_key, hold)", "pass"),
 }
 
 # Where the keeper speaks for the waiters.
@@ -258,85 +270,93 @@ _CROWDS: Final[dict[str, Mistake]] = {
     ),
     "present_that_does_not_show_presence": in_step("present", "  redis.call('HSET', KEYS[4], token, entry)\n", ""),
     "keeper_that_wakes_no_waiter": in_python(
-        presence, "_wake", "if crowd.members.get(hold.token) is hold and hold.bell is not None:", "if False:"
+        presence, "_wake", "if crowd.members.get(hold.token) is hold:", "if False:"
     ),
     "waiter_of_a_crowd_that_is_not_cleaned_up_after": in_python(
-        mutex, "settle", "if not buried:", "if not buried and not hold.crowded:"
+        mutex, "settle", "if not buried:", "if not buried and not hold.waiter.crowded:"
     ),
 }
 
 # And what is left behind.
 _UNKNOWN_OUTCOMES: Final[dict[str, Mistake]] = {
     "token_forgotten_before_the_reply": in_python(
-        mutex, "is_settled", "hold.fence or hold.queued or hold.doubtful", "hold.fence or hold.queued"
+        mutex,
+        "is_settled",
+        "hold.fence or hold.waiter.queued or hold.outcome_unknown",
+        "hold.fence or hold.waiter.queued",
     ),
     "place_in_the_queue_forgotten": in_python(
-        mutex, "is_settled", "hold.fence or hold.queued or hold.doubtful", "hold.fence or hold.doubtful"
+        mutex,
+        "is_settled",
+        "hold.fence or hold.waiter.queued or hold.outcome_unknown",
+        "hold.fence or hold.outcome_unknown",
     ),
     "acquire_that_ignores_the_tombstone": (
         *in_step("acquire", _QUEUE_OR_TOMBSTONE, "redis.call('EXISTS', KEYS[3])"),
         *in_step("acquire", "if found > (front and 1 or 0) then", "if false then"),
     ),
     "abandon_without_a_tombstone": in_python(
-        mutex, "abandon_step", "if hold.doubtful or tombstone else 0", "if False else 0"
+        mutex, "abandon_step", "if hold.outcome_unknown or tombstone else 0", "if False else 0"
     ),
     "release_in_doubt_without_a_tombstone": in_python(
         mutex,
         "release",
-        "return abandon_step(hold) if hold.doubtful else release_step(hold)",
-        "return release_step(hold)",
+        "return abandon_step(hold) if hold.outcome_unknown else hold.steps.release_step(hold)",
+        "return hold.steps.release_step(hold)",
     ),
     "interrupted_release_that_is_not_settled": in_python(
         mutex, "release", "    except STOPPED:\n        yield from settle(hold)\n        raise\n", ""
     ),
 }
 
-_IN_ROOMS: Final = "room_abandon room_acquire room_adopt room_release room_renew"  # the steps with room.lua in them
-_KEEPS_THE_KIND: Final = "  keep_queue(ms)\n"
+_IN_POOLS: Final = "pool_abandon pool_acquire pool_adopt pool_release pool_renew"  # with include/pool.lua
+_KEEPS_THE_KIND: Final = "  keep_queue(ms, slot)\n"
 
 # What takes a late reply, a clock that is set back, or a long hold to be seen: scenarios of the world, not a search.
 # tests/lab/test_world_mutations.py has them.
 IN_THE_WORLD: Final[dict[str, Mistake]] = {
     "keeper_that_forgets_a_wakeup_before_its_wait": (  # a machine of the world has its own name for ``keep``
-        *in_python(machine, "keep", "        book.bell.clear()\n", ""),
+        *in_python(machine, "keep", "        registry.wakeup.clear()\n", ""),
         *in_python(
             machine,
             "keep",
-            "            if not book.closed:\n",
-            "            book.bell.clear()\n            if not book.closed:\n",
+            "            if not registry.closed:\n",
+            "            registry.wakeup.clear()\n            if not registry.closed:\n",
         ),
     ),
     "present_that_does_not_see_the_end_of_a_lease": in_step("present", "left_ms < SOON_MS", "left_ms < 0"),
     "present_that_brings_back_a_waiter_that_has_left": in_step(
         "present",
-        "  local arrived = wants and",
-        """  if not wants then
-    wants = ' 3000 3600000 64 bell:two'
+        "  local arrived = request and",
+        """  if not request then
+    request, channel = ' 3000 3600000 64 ', ' bell:two'
     redis.call('ZADD', KEYS[3], now_us, token)
   end
-  local arrived = wants and""",
+  local arrived = request and""",
     ),
     "keeper_that_looks_for_waiters_once": in_python(Crowd, "is_due", "self.due_at = now + EVERY", "self.due_at = 1e9"),
     "present_that_does_not_see_the_first_in_a_pool": in_step(
         "present", "      return first == token\n", "      return false\n"
     ),
-    "present_that_keeps_a_dead_waiter_of_a_pool": in_step("present", "    strike_off(first)\n", "    return false\n"),
+    "present_that_keeps_a_dead_waiter_of_a_pool": in_step(
+        "present", "    remove_waiter(first)\n", "    return false\n"
+    ),
     "present_that_cuts_the_kind_of_a_room_short": in_step(
         "present", "if redis.call('PTTL', KEYS[3]) < QUEUE_MS then", "if true then"
     ),
-    "kind_of_a_room_that_ends_before_its_holder": in_step(_IN_ROOMS, _KEEPS_THE_KIND, ""),
+    "kind_of_a_room_that_ends_before_its_holder": in_step(_IN_POOLS, _KEEPS_THE_KIND, ""),
     "kind_of_a_room_of_which_half_is_kept": in_step(
-        _IN_ROOMS, _KEEPS_THE_KIND, "  redis.call('PEXPIRE', KEYS[4], ms)\n"
+        _IN_POOLS, _KEEPS_THE_KIND, "  redis.call('PEXPIRE', KEYS[4], ms)\n"
     ),
     "presence_that_ends_with_a_clock_set_back": in_step(
         _INCLUDING, "math.abs(now - seen) <= PRESENCE_US", "now - seen <= PRESENCE_US"
     ),
 }
 
-# What takes two threads: tests/protocol/test_line_by_line.py.
+# What takes two threads: tests/contention/test_line_by_line.py.
 LINE_BY_LINE: Final[dict[str, Mistake]] = {
     "pass_of_a_lease_that_is_just_being_lost": in_python(
-        Cohorts, "_call", "if self._vacating.setdefault(hold, _ENDER) is not _ENDER:", "if False:"
+        Cohorts, "_promote", "if self._deactivating.setdefault(hold, _ENDER) is not _ENDER:", "if False:"
     ),
 }
 
@@ -348,4 +368,43 @@ MISTAKES: Final[dict[str, Mistake]] = {
     **_COHORTS,
     **_CROWDS,
     **_UNKNOWN_OUTCOMES,
+}
+
+_FOLLOWS: Final = "self.requests[number] = request._replace(number=number), answer"
+
+# What takes a slot that moves: tests/lab/test_resharding.py. Those of an engine are planted in the lab's model of it.
+IN_A_CLUSTER: Final[dict[str, Mistake]] = {
+    "waiter_that_stays_subscribed_on_the_old_node_and_trusts_that": (
+        *_WAITING["waiter_that_trusts_its_bell"],
+        *in_python(
+            Machine, "lose_listener", "    self.router.armed = False\n    self.do(self.router.look_again)\n", ""
+        ),
+        *in_python(Machine, "lose_listener", "self.do(self._listen_again)", "None"),
+    ),
+    "engine_that_takes_moved_for_a_grant": in_python(Site, "_follow", _FOLLOWS, "answer([b'%d' % number])"),
+    "engine_that_follows_moved_with_a_new_token": in_python(
+        Site,
+        "_follow",
+        _FOLLOWS,
+        """again = tuple(op._replace(args=(self.machine.new_token(""), *op.args[1:])) for op in request.ops)
+    self.requests[number] = request._replace(number=number, ops=again), answer""",
+    ),
+    "engine_that_takes_tryagain_for_an_answer": in_python(
+        server,  # it has its own name for this function
+        "perform",
+        "    if isinstance(reply, ReplyError):\n",
+        """    if isinstance(reply, ReplyError):
+        if reply.code == "TRYAGAIN":
+            return b"1"
+""",
+    ),
+    "release_that_is_told_to_try_again_and_does_not": (
+        *in_python(
+            mutex,
+            "release",
+            "    except StepFailed as failed:\n        yield from defer_cleanup(hold)\n",
+            "    except StepFailed as failed:\n",
+        ),
+        *in_python(mutex, "until_answered", "            if pause is None:\n", "            if True:\n"),
+    ),
 }

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from holdfast.lab.trace import BROKEN, HOLDS, UNKNOWN, Cell, Findings, Moment, Trace
+from holdfast.lab.invariants.history import BROKEN, HOLDS, UNKNOWN
+from holdfast.lab.report.trace import Cell, Findings, Moment, Trace
 
 S = 1_000_000
 MEANING = {

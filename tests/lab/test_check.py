@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 import holdfast
 from holdfast.errors import HoldfastError
-from holdfast.lab.check import CHECKS, INVARIANTS, MEANING, Event, Report, check
-from holdfast.lab.trace import BROKEN, HOLDS, UNKNOWN, Verdict
+from holdfast.lab.invariants.history import BROKEN, HOLDS, UNKNOWN, Event, Report, Verdict
+from holdfast.lab.invariants.locks import CHECKS, INVARIANTS, MEANING, check
 from tests.proxy import LOSE_REPLY, Proxy
 
 A, B, C = range(3)
@@ -42,7 +42,7 @@ def assert_judged(invariant: str, case: Case) -> None:
 
 def assert_noticed_in_time(invariant: str, history: list[Event]) -> None:
     """A search judges a history when an event has come that can break something, and never asks again."""
-    judge, ends_with = CHECKS[invariant]
+    judge, ends_with, _ = CHECKS[invariant]
     verdicts = [judge(history[:length]).verdict for length in range(len(history) + 1)]
     if BROKEN in verdicts:
         first = verdicts.index(BROKEN)
@@ -52,7 +52,7 @@ def assert_noticed_in_time(invariant: str, history: list[Event]) -> None:
             assert set(verdicts[first:]) == {BROKEN}, invariant
 
 
-def named(*cases: Case) -> Any:
+def named(*cases: Case) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("case", cases, ids=[case.name for case in cases])
 
 
@@ -138,7 +138,7 @@ def test_fenced_safety(case: Case) -> None:
 def test_fenced_safety_says_whether_there_was_a_fence_at_all() -> None:
     taken_over = [at(0, A, "granted"), at(1, B, "granted"), at(1, B, "writes")]
     assert "without a fence" in CHECKS["FencedSafety"].judge([*taken_over, at(2, A, "writes")]).why
-    assert "does not tell" in CHECKS["FencedSafety"].judge([*taken_over, at(2, A, "writes", 5)]).why
+    assert "accepts its fence" in CHECKS["FencedSafety"].judge([*taken_over, at(2, A, "writes", 5)]).why
 
 
 @named(
@@ -367,7 +367,7 @@ class Recorder:
             now_us = time.monotonic_ns() // 1000
             if lease is not None:
                 facts["fence"] = lease.fence
-                if lease.fence is not None:  # a lock of history keeps no deadline, whatever its lease says
+                if lease.fence is not None:  # a recipe keeps no deadline, whatever its lease says
                     facts["until_us"] = now_us + round(lease.remaining() * 1e6)
             self.history.append(Event(now_us, client, kind, **facts))
 

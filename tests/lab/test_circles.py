@@ -12,17 +12,18 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.lab.check import INVARIANTS
-from holdfast.lab.circles import LOOKS, Circle, Look, RowSearch, circles
-from holdfast.lab.explorer import Explorer
-from holdfast.lab.faults import DAILY, FAULTS, TREACHERY
-from holdfast.lab.rows import ROWS, config_of
-from holdfast.lab.survey import Agenda, find, unheard
+from holdfast.lab.invariants.locks import INVARIANTS
+from holdfast.lab.search.explorer import Explorer
+from holdfast.lab.search.faults import DAILY, DEFAULT_FAULTS, FAULTS, UNRELIABLE_SERVER
+from holdfast.lab.subjects.rows import ROWS, config_of
+from holdfast.lab.surveys.circles import LOOKS, Circle, Look, RowSearch, circles
+from holdfast.lab.surveys.common import quietly
+from holdfast.lab.surveys.recipes import Agenda, find
 
 PAGE = (Path(__file__).parents[2] / "docs" / "lab.md").read_text(encoding="utf-8")
-DEEPEST = ("setnx_expire", "setnx_repair", "getset", "watch", "holdfast")  # where it takes the most to find all pits
+DEEPEST = ("setnx_expire", "setnx_repair", "getset", "watch", "holdfast")  # where finding all pitfalls takes longest
 ENDLESS = 1_000.0
-BOUNDS = {"clients": 3, "kinds": tuple(FAULTS), "most_faults": 2, "spares_holders": False}
+BOUNDS = {"clients": 3, "kinds": DEFAULT_FAULTS, "most_faults": 2, "spares_holders": False}
 
 
 def matrix_on_the_page() -> dict[str, list[str]]:
@@ -32,16 +33,18 @@ def matrix_on_the_page() -> dict[str, list[str]]:
     return dict(zip(ROWS, (re.findall(r"✗ \d+|✓ *\d+k~?|[-?](?=\s|$)", line) for line in lines), strict=True))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("row", DEEPEST)
 def test_looks_find_every_pit_that_the_page_shows(row: str) -> None:
     cells = dict(zip(INVARIANTS, matrix_on_the_page()[row], strict=True))
     search = RowSearch(row, BOUNDS)
-    with unheard():
+    with quietly():
         for look in LOOKS[:-1]:  # what the last one is for is to know what holds
             search.look(look, ENDLESS)
     assert search.broken.keys() == {name for name, cell in cells.items() if cell.startswith("✗")}
 
 
+@pytest.mark.long
 def test_a_trace_of_a_worse_fault_gives_way_to_one_of_a_milder_fault_that_is_found_later() -> None:
     search = RowSearch("getset:del", {**BOUNDS, "clients": 2})
 
@@ -49,15 +52,16 @@ def test_a_trace_of_a_worse_fault_gives_way_to_one_of_a_milder_fault_that_is_fou
         choices = search.broken["OwnerOnlyRelease"].choices
         return {choice[1] for choice in choices if choice[0] == "fault"}
 
-    with unheard():
+    with quietly():
         search.look(Look(300, 300), ENDLESS)
-        assert faults() <= TREACHERY
+        assert faults() <= UNRELIABLE_SERVER
         search.look(Look(300, 800), ENDLESS)
-        assert not faults() & (TREACHERY | DAILY)
+        assert not faults() & (UNRELIABLE_SERVER | DAILY)
         search.look(Look(3_000, 800), ENDLESS)
         assert faults() <= DAILY
 
 
+@pytest.mark.long
 def test_what_is_shown_is_the_mildest_whatever_was_found_first() -> None:
     trace = find("getset:del", "OwnerOnlyRelease", clients=2).trace
     assert trace is not None
@@ -67,10 +71,11 @@ def test_what_is_shown_is_the_mildest_whatever_was_found_first() -> None:
     assert trace.choices == direct.broken["OwnerOnlyRelease"].choices
 
 
+@pytest.mark.long
 def test_a_search_that_is_left_again_and_again_finds_what_it_finds_at_once() -> None:
     config = config_of("multi", clients=2)
     at_once, by_and_by = Explorer(config), Explorer(config)
-    with unheard():
+    with quietly():
         assert at_once.search(0, ())
         assert at_once.search(1)
         search, other = by_and_by.begin(1), by_and_by.begin(0, ())
@@ -93,7 +98,7 @@ def test_every_single_fault_is_searched_once_for_each_number_of_clients_the_mild
         single = [one for one in circles(3, 2, tuple(FAULTS)) if one.clients == clients and one.most_faults == 1]
         assert sorted(kind for one in single for kind in one.kinds) == sorted(FAULTS)
         assert set(single[0].kinds) == DAILY
-        assert set(single[-1].kinds) == TREACHERY
+        assert set(single[-1].kinds) == UNRELIABLE_SERVER
     assert [one.kinds for one in circles(2, 2, ("skew",))] == [(), ("skew",), ("skew",)]
     assert circles(2, 0, ()) == [Circle(2, 0, ())]
 
@@ -132,7 +137,7 @@ def test_looks_end_in_time_and_every_row_has_its_share_of_what_is_left() -> None
 
 
 ALONE = """
-from holdfast.lab.survey import survey
+from holdfast.lab.surveys.recipes import survey
 survey(["setnx", "set_nx", "multi"], budget=60.0, jobs=2, progress=lambda at: print(at.row, flush=True))
 """
 

@@ -9,10 +9,10 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from holdfast.lab.drawing import Drawing
-from holdfast.lab.lanes import clients_of, clock, count, left, numbers_of, sentence, shorten
-from holdfast.lab.matrix import Matrix
-from holdfast.lab.trace import Moment, Trace
+from holdfast.lab.report.drawing import Drawing
+from holdfast.lab.report.lanes import clients_of, clock, count, left, numbers_of, sentence, shorten
+from holdfast.lab.report.matrix import Matrix
+from holdfast.lab.report.trace import Moment, Trace
 from tests.lab.stories import FINDINGS, HOSTILE, MEANING, ORPHAN, PAUSE, STORIES
 
 
@@ -150,11 +150,11 @@ def test_a_wide_matrix_says_it_in_words() -> None:
 @pytest.mark.parametrize(
     ("faults", "said"),
     [
-        (("restart",), "restart (the server starts again, empty)"),
+        (("restart",), "restart (the server restarts without its data)"),
         (
             ("lost_reply", "failover", "lost_reply"),
-            "lost reply (a step is executed, and its sender does not learn of it; or a wake-up is lost) "
-            "and failover (a replica takes over that has not got the last writes)",
+            "lost reply (a step is executed, and its reply is lost; or a wake-up is lost) "
+            "and failover (a replica takes over, without the last writes)",
         ),
         ((), "no fault"),
     ],

@@ -15,21 +15,22 @@ from typing import Any, NamedTuple
 import pytest
 
 from holdfast.errors import InvalidConfig
-from holdfast.lab.check import CHECKS
-from holdfast.lab.explorer import Explorer
-from holdfast.lab.faults import FAULTS
-from holdfast.lab.question import question_config, two_winners
-from holdfast.lab.rows import PACE, TTL, config_of, scheme_config
-from holdfast.lab.state import Config
-from holdfast.lab.survey import find, survey
-from holdfast.lab.trace import BROKEN, HOLDS, UNKNOWN, Trace
+from holdfast.lab.invariants.history import BROKEN, HOLDS, UNKNOWN, Event
+from holdfast.lab.invariants.locks import CHECKS
+from holdfast.lab.report.trace import Trace
+from holdfast.lab.search.explorer import Explorer
+from holdfast.lab.search.faults import FAULTS
+from holdfast.lab.search.state import Config
+from holdfast.lab.subjects.rows import PACE, TTL, config_of, scheme_config
+from holdfast.lab.surveys.question import question_config, two_winners
+from holdfast.lab.surveys.recipes import find, survey
 from holdfast.protocol.effects import Command, Effects, Step, call, new_token
-from holdfast.protocol.recipes import scheme_of
+from holdfast.protocol.recipes import algorithm_of
+from holdfast.protocol.recipes.algorithm import LOST, WON, Algorithm, Leased, Outcome, RecipeHold
 from holdfast.protocol.recipes.deadline import Deadlined
 from holdfast.protocol.recipes.getset import GetSet
 from holdfast.protocol.recipes.getset_equal import GetSetEqual
 from holdfast.protocol.recipes.multi import Multi
-from holdfast.protocol.recipes.scheme import LOST, WON, Leased, Outcome, Scheme, Turn
 from holdfast.protocol.recipes.set_nx_plain import SetNXPlain
 from holdfast.protocol.recipes.setnx import SetNX
 from holdfast.protocol.recipes.setnx_expire import SetNXExpire
@@ -45,14 +46,14 @@ def explored(config: Config, invariant: str, kinds: tuple[str, ...], most_faults
     return explorer
 
 
-# The same recipes without the cause of a pit.
+# The same recipes without the cause of a pitfall.
 
 
 class AtomicTtl(SetNXExpire):
     """SETNX and EXPIRE in one command."""
 
-    def attempt(self, turn: Turn, timeout: float) -> Effects[Outcome]:
-        words = "SET", turn.key, 1, "NX", "EX", self.whole_seconds
+    def attempt(self, hold: RecipeHold, timeout: float) -> Effects[Outcome]:
+        words = "SET", hold.key, 1, "NX", "EX", self.whole_seconds
         return WON if (yield from call(Command(words), timeout)) else LOST
 
 
@@ -65,20 +66,20 @@ class TimidLosers(Multi):
 class Token:
     """A value of one's own, and a release that looks at it."""
 
-    def free(self, turn: Turn, timeout: float) -> Effects[bool]:
-        return bool((yield from call(Step("free", (turn.key,), (turn.token,)), timeout, shielded=True)))
+    def free(self, hold: RecipeHold, timeout: float) -> Effects[bool]:
+        return bool((yield from call(Step("free", (hold.key,), (hold.token,)), timeout, shielded=True)))
 
 
 class OwnSetNX(Token, SetNX):
-    def attempt(self, turn: Turn, timeout: float) -> Effects[Outcome]:
-        turn.token = turn.token or (yield from new_token(""))
-        return WON if (yield from call(Command(("SETNX", turn.key, turn.token)), timeout)) else LOST
+    def attempt(self, hold: RecipeHold, timeout: float) -> Effects[Outcome]:
+        hold.token = hold.token or (yield from new_token(""))
+        return WON if (yield from call(Command(("SETNX", hold.key, hold.token)), timeout)) else LOST
 
 
 class OwnSetNXEx(Token, SetNXPlain):
-    def attempt(self, turn: Turn, timeout: float) -> Effects[Outcome]:
-        turn.token = turn.token or (yield from new_token(""))
-        words = "SET", turn.key, turn.token, "NX", "EX", self.whole_seconds
+    def attempt(self, hold: RecipeHold, timeout: float) -> Effects[Outcome]:
+        hold.token = hold.token or (yield from new_token(""))
+        words = "SET", hold.key, hold.token, "NX", "EX", self.whole_seconds
         return WON if (yield from call(Command(words), timeout)) else LOST
 
 
@@ -89,17 +90,17 @@ class OwnMulti(OwnSetNXEx):
 class CompareAndSet:
     """A deadline is replaced only if it is still the one that was seen."""
 
-    def attempt(self, turn: Turn, timeout: float) -> Effects[Outcome]:
+    def attempt(self, hold: RecipeHold, timeout: float) -> Effects[Outcome]:
         scheme: Any = self
         now = yield from scheme.read_now()
-        turn.value = yield from scheme.write(turn, scheme.deadline(now))
-        if (yield from call(Command(("SETNX", turn.key, turn.value)), timeout)) == 1:
+        hold.value = yield from scheme.write(hold, scheme.deadline(now))
+        if (yield from call(Command(("SETNX", hold.key, hold.value)), timeout)) == 1:
             return WON
-        seen = yield from call(Command(("GET", turn.key)), timeout)
+        seen = yield from call(Command(("GET", hold.key)), timeout)
         if seen is None or not scheme.is_past(seen, now):
             return LOST
         swap = "if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('SET', KEYS[1], ARGV[2]) return 1 end return 0"
-        words = "EVAL", swap, 1, turn.key, seen.decode(), turn.value
+        words = "EVAL", swap, 1, hold.key, seen.decode(), hold.value
         return WON if (yield from call(Command(words), timeout)) else LOST
 
 
@@ -135,11 +136,11 @@ class NamedGetSet(GetSet):
 class SightedWatch(WatchBlind):
     """It reads what it watches."""
 
-    def attempt(self, turn: Turn, timeout: float) -> Effects[Outcome]:
-        return (yield from scheme_of("watch", {"ttl": TTL}).attempt(turn, timeout))
+    def attempt(self, hold: RecipeHold, timeout: float) -> Effects[Outcome]:
+        return (yield from algorithm_of("watch", {"ttl": TTL}).attempt(hold, timeout))
 
 
-def of(scheme: type[Scheme], **options: Any) -> Config:
+def of(scheme: type[Algorithm], **options: Any) -> Config:
     ttl = {"ttl": TTL} if issubclass(scheme, Leased) else {}
     config = scheme_config(scheme(**{**PACE, **ttl, **options}))
     return config._replace(by_server=not issubclass(scheme, Deadlined))
@@ -185,6 +186,7 @@ CASES = [
 IDS = [f"{case.row}-{case.invariant}-{'+'.join(case.kinds) or 'nothing'}" for case in CASES]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", CASES, ids=IDS)
 def test_pits_are_found_and_are_gone_with_their_cause(case: Case) -> None:
     bounds = {"clients": case.clients, **dict(case.bounds)}
@@ -199,6 +201,7 @@ def test_pits_are_found_and_are_gone_with_their_cause(case: Case) -> None:
     assert explorer.states > 50
 
 
+@pytest.mark.long
 def test_a_pause_makes_two_hold_a_lock_by_set_nx_and_the_fenced_lock_is_safe_under_it() -> None:
     found = explored(config_of("set_nx", clients=2), "MutualExclusion", PAUSE, 1)
     assert "MutualExclusion" in found.broken
@@ -210,6 +213,7 @@ def test_a_pause_makes_two_hold_a_lock_by_set_nx_and_the_fenced_lock_is_safe_und
     assert {"FencedSafety", "MutualExclusion", "NoFalseHold", "NoOrphan"} <= fenced.known
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("equal", [True, False], ids=["equal deadlines", "deadlines that differ"])
 @pytest.mark.parametrize("variant", ["getset", "getset_equal"])
 def test_of_those_who_see_the_same_expired_deadline_only_one_wins(variant: str, equal: bool) -> None:
@@ -242,6 +246,7 @@ SMALL = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("row", "kinds", "most_faults", "clients"), SMALL, ids=[case[0] for case in SMALL])
 def test_the_reduction_saves_transitions_and_changes_no_verdict(
     row: str, kinds: tuple[str, ...], most_faults: int, clients: int
@@ -255,12 +260,13 @@ def test_the_reduction_saves_transitions_and_changes_no_verdict(
     assert reduced.transitions < whole.transitions
 
 
+@pytest.mark.long
 def test_steps_that_commute_are_taken_in_one_order_and_no_state_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
     config = config_of("getset", clients=3, kinds=(), patience=1.0, leaves_us=((0, 0),))
     asleep = Explorer(config)
     assert asleep.search(0)
     awake = Explorer(config)
-    monkeypatch.setattr("holdfast.lab.explorer.commutes", lambda *_: False)
+    monkeypatch.setattr("holdfast.lab.search.explorer.commutes", lambda *_: False)
     assert awake.search(0)
     assert awake.hashes == asleep.hashes
     assert asleep.transitions < awake.transitions
@@ -268,7 +274,7 @@ def test_steps_that_commute_are_taken_in_one_order_and_no_state_is_missed(monkey
 
 @pytest.mark.parametrize("kind", FAULTS)
 def test_every_kind_of_fault_strikes(kind: str) -> None:
-    explorer = Explorer(config_of("holdfast", clients=2, kinds=(kind,)))
+    explorer = Explorer(config_of("holdfast", clients=2, kinds=(kind,), replicas=int(kind == "unconfirmed")))
     state, struck = explorer.model.first(), False
     explorer.model.config = explorer.config._replace(most_faults=1)
     for _ in range(40):
@@ -366,8 +372,8 @@ def test_answers_that_python_hashes_alike_lead_to_different_lives() -> None:
 
 def test_a_mistake_in_a_program_ends_the_search_and_is_not_taken_for_a_client_that_does_no_wrong() -> None:
     class Mistaken(SetNX):
-        def attempt(self, turn: Turn, timeout: float) -> Effects[Outcome]:
-            if (yield from super().attempt(turn, timeout)) == LOST:
+        def attempt(self, hold: RecipeHold, timeout: float) -> Effects[Outcome]:
+            if (yield from super().attempt(hold, timeout)) == LOST:
                 raise ZeroDivisionError
             return WON
 
@@ -386,7 +392,8 @@ def test_a_server_may_start_again_also_while_the_lock_is_free() -> None:
 def test_who_asks_and_is_next_is_given_two_fences_by_one_step_the_lower_one_first() -> None:
     """B stood before it and is dead: the step that passes over B grants it the lock, and then finds that it has it."""
     model = Explorer(config_of("holdfast", clients=3, kinds=("crash",))).model
-    state, history = model.first(), ()
+    state = model.first()
+    history: tuple[Event, ...] = ()
 
     def take(*wishes: tuple[Any, ...]) -> None:
         nonlocal state, history
@@ -426,7 +433,7 @@ def test_an_interrupt_ends_the_search_and_is_not_taken_for_a_client_s() -> None:
 def test_bells_reach_only_those_who_listen() -> None:
     """After a failover a client waits without its listener for a moment: what is rung for it then is gone."""
     kinds = ("failover", "restart", "crash")
-    rung = 0
+    woken = 0
     for seed in range(60):
         explorer = Explorer(config_of("holdfast", clients=3, kinds=kinds))
         choices = explorer.walk(seed, most_faults=3, steps=120)
@@ -436,6 +443,6 @@ def test_bells_reach_only_those_who_listen() -> None:
             state, _ = model.after(state, choice)
             for item in state.under_way:
                 if item.kind == "bell" and item not in was:
-                    rung += 1
+                    woken += 1
                     assert model.channels[item.client].encode() in model.server.store(state.store).subscribed
-    assert rung
+    assert woken

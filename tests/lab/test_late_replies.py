@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.lab.cohort import cohort_config
-from holdfast.lab.explorer import Explorer
-from holdfast.lab.model import Model
-from holdfast.lab.rows import fenced_config
-from holdfast.lab.state import State, under_way
-from holdfast.lab.store import START_US
-from holdfast.lab.story import tell
+from holdfast.lab.report.story import tell
+from holdfast.lab.search.explorer import Explorer
+from holdfast.lab.search.model import Model
+from holdfast.lab.search.state import State, under_way
+from holdfast.lab.servers.store import START_US
+from holdfast.lab.subjects.cohort import cohort_config
+from holdfast.lab.subjects.rows import fenced_config
 from tests.lab.mutations import MISTAKES, plant
 from tests.lab.test_mutations import SETTINGS
 
@@ -97,7 +97,7 @@ def test_late_replies_are_told_in_words() -> None:
     assert "which is executed; the reply is late" in told[1].does
     assert told[1].fault == "late_reply"
     assert told[1].reply == "granted"
-    assert told[3].does.startswith("gets the reply to its step at last. A has the lock")
+    assert told[3].does.startswith("gets the late reply to its step. A has the lock")
 
 
 def test_tasks_of_one_client_are_two_to_every_invariant() -> None:

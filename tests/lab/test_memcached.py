@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.lab.memcached import Memcached
-from holdfast.lab.replies import ReplyError, Status
-from holdfast.lab.store import START_US
+from holdfast.lab.servers.memcached import Memcached
+from holdfast.lab.servers.replies import ReplyError, Status
+from holdfast.lab.servers.store import START_US
 
 SECOND = 1_000_000
 DAY = 86_400
@@ -41,10 +41,12 @@ def test_every_write_has_a_cas_of_its_own(server: Memcached) -> None:
 def test_delete_by_cas_takes_what_was_seen_and_nothing_else(server: Memcached) -> None:
     server.execute("add", "k", 0, 0, "mine")
     _, mine = server.execute("gets", "k")  # type: ignore[misc]
+    assert isinstance(mine, int)
     server.execute("md", "k")
     server.execute("add", "k", 0, 0, "another's")
     assert server.execute("md", "k", f"C{mine}") == Status("EX")
     _, theirs = server.execute("gets", "k")  # type: ignore[misc]
+    assert isinstance(theirs, int)
     assert server.execute("md", "k", f"C{theirs}") == Status("HD")
     assert server.execute("md", "k", f"C{theirs}") == Status("NF")
     assert server.execute("gets", "k") is None

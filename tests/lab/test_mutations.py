@@ -17,15 +17,15 @@ from typing import Any, Final, NamedTuple
 
 import pytest
 
-from holdfast.lab.check import INVARIANTS
-from holdfast.lab.cohort import cohort_config
-from holdfast.lab.explorer import Explorer
-from holdfast.lab.faults import TREACHERY
-from holdfast.lab.rows import crowd_config, fenced_config
-from holdfast.lab.state import Config
-from holdfast.lab.story import tell
+from holdfast.lab.invariants.locks import INVARIANTS
+from holdfast.lab.report.story import tell
+from holdfast.lab.search.explorer import Explorer
+from holdfast.lab.search.faults import UNRELIABLE_SERVER
+from holdfast.lab.search.state import Config
+from holdfast.lab.subjects.cohort import cohort_config
+from holdfast.lab.subjects.rows import crowd_config, fenced_config
 from holdfast.protocol.effects import Effects
-from holdfast.protocol.lock import extend_lease
+from holdfast.protocol.leases import extend_lease
 from tests.lab.mutations import MISTAKES, plant
 
 MOST_STATES: Final = 100_000  # of a mistake, where the lock as it is is explored to the end
@@ -120,7 +120,7 @@ SETTINGS: Final = {
     "one, evicted": Setting(1, ("eviction",), {"idle_us_per_fault": 0, "overtaking": True}, judged=("LossTold",)),
     "two, overtaken": Setting(2, (), {"overtaking": True}),
     # Whose listener is cut looks at once, also at a server that was away for a tenth of a second.
-    "two, restarted": Setting(2, ("restart",), {"idle_us_per_fault": 100_000}, states=15_000),
+    "two, restarted": Setting(2, ("restart",), {"idle_us_per_fault": 100_000}, states=24_000),
     "two, evicted": Setting(2, ("eviction",), {"idle_us_per_fault": 0}),
     "three": Setting(3),
     # The keeper speaks for the waiters.
@@ -196,6 +196,7 @@ CAUGHT: Final = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("mistake", "invariant", "setting"), CAUGHT)
 def test_a_planted_mistake_is_caught(
     monkeypatch: pytest.MonkeyPatch, mistake: str, invariant: str, setting: str
@@ -209,13 +210,14 @@ def test_a_planted_mistake_is_caught(
     assert tell(found.config, found.choices, invariant)[-1].violation
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", SETTINGS)
 def test_the_lock_as_it_is_breaks_nothing_in_that_setting(name: str) -> None:
     setting = SETTINGS[name]
     explorer, ended = setting.search(setting.states)
     assert ended or (setting.states is not None and explorer.states >= setting.states)
     # A server that forgets who holds the lock lets two have it: no lock can help that, and none is asked to here.
-    forgiven = {"MutualExclusion"} if TREACHERY.intersection(setting.kinds) else set()
+    forgiven = {"MutualExclusion"} if UNRELIABLE_SERVER.intersection(setting.kinds) else set()
     assert explorer.broken.keys() <= forgiven
     searched_for = {invariant for _, invariant, where in CAUGHT if where == name}
     assert searched_for

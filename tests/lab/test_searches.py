@@ -1,7 +1,7 @@
 """Latches, reentrant locks and elections, searched: three clients, two faults, and mistakes to see that it looks.
 
-As in test_primitives.py, the searches here are cut off after some thousand states; ``python -m benchmarks.lab`` is for
-those with more time.
+As in tests/pools/test_search.py, the searches here are cut off after some thousand states; ``python -m benchmarks.lab``
+is for those with more time.
 """
 
 from __future__ import annotations
@@ -10,23 +10,25 @@ from typing import Any, Final
 
 import pytest
 
-from holdfast.lab.check import CHECKS, MEANING, Event
-from holdfast.lab.election import election_config
-from holdfast.lab.explorer import Explorer
-from holdfast.lab.latch import latch_config
-from holdfast.lab.primitives import PRIMITIVES
-from holdfast.lab.promises import PROMISES, PROMISES_MEAN
-from holdfast.lab.rlock import rlock_config
-from holdfast.lab.state import Config
-from holdfast.lab.story import tell
-from holdfast.lab.trace import BROKEN, HOLDS, UNKNOWN
-from holdfast.protocol import election, keepalive, latch, rlock
+from holdfast.lab.invariants.history import BROKEN, HOLDS, UNKNOWN, Event
+from holdfast.lab.invariants.locks import CHECKS, MEANING
+from holdfast.lab.invariants.primitives import PRIMITIVE_CHECKS
+from holdfast.lab.report.story import tell
+from holdfast.lab.search.explorer import Explorer
+from holdfast.lab.search.state import Config
+from holdfast.lab.subjects.election import election_config
+from holdfast.lab.subjects.latch import latch_config
+from holdfast.lab.subjects.primitives import PRIMITIVES
+from holdfast.lab.subjects.rlock import rlock_config
+from holdfast.protocol import keepalive
+from holdfast.protocol.kinds import election, latch, rlock
 from tests.lab.mutations import MISTAKES as OF_LOCKS
 from tests.lab.mutations import Mistake, in_python, in_step, new_step, plant
 
 MOST_STATES: Final = 15_000
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("row", ["latch", "latch:barrier", "rlock", "election", "election:terms"])
 def test_nothing_breaks(row: str) -> None:
     primitive = PRIMITIVES[row]
@@ -50,10 +52,10 @@ CASTS: Final[dict[str, Config]] = {
     "candidates": election_config("RRR"),
     "a long term": election_config("RR", stay_us=4_000_000),
 }
-_LOOK: Final = (
-    'token, fence, kind = yield from self._lock._ask_server(Step("election_leader", (main, last, waiters), ()))'
-)
-_LOOK_TWICE: Final = """kind = None
+_LOOK: Final = """token, fence, kind, is_time = yield from self._lock._ask_server(
+        Step("election_leader", (main, last, waiters), ())
+    )"""
+_LOOK_TWICE: Final = """kind, is_time = None, True
     token = yield from self._lock._ask_server(Step("look_token", (main, last), ()))
     fence = yield from self._lock._ask_server(Step("look_fence", (main, last), ()))
     fence = None if fence is None else int(fence)"""
@@ -64,13 +66,13 @@ MISTAKES: Final[dict[str, tuple[str, str, tuple[str, ...], Mistake]]] = {
         "latch",
         "CountedOnce",
         ("lost_reply",),
-        in_step("latch_count_down", "if said then", "if false then"),
+        in_step("latch_count_down", "if counted then", "if false then"),
     ),
     "a_count_down_that_counts_again_and_opens_the_latch": (
         "latch",
         "ShutUntilZero",
         ("lost_reply",),
-        in_step("latch_count_down", "if said then", "if false then"),
+        in_step("latch_count_down", "if counted then", "if false then"),
     ),
     "a_count_down_that_counts_again_when_it_comes_twice": (
         "latch",
@@ -100,7 +102,7 @@ MISTAKES: Final[dict[str, tuple[str, str, tuple[str, ...], Mistake]]] = {
         "latch",
         "NoLostWakeup",
         (),
-        in_step("latch_count_down", "redis.pcall('PUBLISH', channel, token .. words)", ""),
+        in_step("latch_count_down", "redis.pcall('PUBLISH', channel, token .. message)", ""),
     ),
     "a_waiter_that_does_not_look_again_when_it_can_hear": (
         "latch",
@@ -112,7 +114,7 @@ MISTAKES: Final[dict[str, tuple[str, str, tuple[str, ...], Mistake]]] = {
         "latch, prompt",
         "NoLostWakeup",
         ("cancel",),
-        in_python(latch.Vigil, "leave", "other.bell.ring()", "pass"),
+        in_python(latch.LatchWaiters, "leave", "other.wakeup.wake()", "pass"),
     ),
     "a_latch_that_is_remembered_for_ever": (
         "latch",
@@ -165,7 +167,7 @@ MISTAKES: Final[dict[str, tuple[str, str, tuple[str, ...], Mistake]]] = {
         (),
         (
             *new_step("look_token", "return redis.call('GET', KEYS[1])"),
-            *new_step("look_fence", "return redis.call('GET', KEYS[2])"),
+            *new_step("look_fence", "return string.match(redis.call('GET', KEYS[2]) or '', '^%d+')"),
             *in_python(election.BaseElection, "_leader", _LOOK, _LOOK_TWICE),
         ),
     ),
@@ -173,7 +175,7 @@ MISTAKES: Final[dict[str, tuple[str, str, tuple[str, ...], Mistake]]] = {
         "election",
         "LeaderKnown",
         (),
-        in_step("election_leader", "{redis.call('GET', KEYS[1]), ", "{false, "),
+        in_step("election_leader", "return {token, ", "return {false, "),
     ),
     "a_term_that_is_not_given_back": (
         "terms",
@@ -203,6 +205,7 @@ MISTAKES: Final[dict[str, tuple[str, str, tuple[str, ...], Mistake]]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", MISTAKES)
 def test_a_planted_mistake_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     cast, invariant, kinds, mistake = MISTAKES[name]
@@ -214,6 +217,7 @@ def test_a_planted_mistake_is_found(name: str, monkeypatch: pytest.MonkeyPatch) 
     assert tell(found.config, found.choices, invariant)[-1].violation, "and it can be told"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("cast", CASTS)
 def test_without_a_mistake_the_same_searches_find_nothing(cast: str) -> None:
     asked = {invariant for other, invariant, _, _ in MISTAKES.values() if other == cast}
@@ -226,9 +230,9 @@ def test_without_a_mistake_the_same_searches_find_nothing(cast: str) -> None:
 
 
 def test_everything_that_is_asked_has_a_meaning() -> None:
-    assert {*PROMISES_MEAN} == {*PROMISES}
-    assert not {*PROMISES} & {*CHECKS}
-    assert {name for row in PRIMITIVES.values() for name in row.invariants} <= {*MEANING, *PROMISES}
+    assert all(check.meaning for check in PRIMITIVE_CHECKS.values())
+    assert not {*PRIMITIVE_CHECKS} & {*CHECKS}
+    assert {name for row in PRIMITIVES.values() for name in row.invariants} <= {*MEANING, *PRIMITIVE_CHECKS}
 
 
 def event(kind: str, client: int = 0, what: str = "", at_us: int = 0, **more: Any) -> Event:
@@ -293,4 +297,4 @@ def told(what: str, at_us: int = 0) -> Event:
     ],
 )
 def test_what_is_asked_on_histories_made_by_hand(invariant: str, history: list[Any], verdict: str) -> None:
-    assert PROMISES[invariant].judge(history).verdict == verdict
+    assert PRIMITIVE_CHECKS[invariant].judge(history).verdict == verdict

@@ -11,12 +11,12 @@ from typing import Any, Final
 import pytest
 
 import holdfast
-from holdfast.lab.world import Fate, Message
+from holdfast.lab.simulation.world import Fate, Message
 from holdfast.protocol.effects import Command, Step
 from tests.lab.mutations import IN_THE_WORLD, MISTAKES, plant
 from tests.protocol.harness import Play
 
-SIDE_KEYS_LAST: Final = 5.0  # seconds without a refresh: see lua/acquire.lua and lua/room_acquire.lua
+SIDE_KEYS_LAST: Final = 5.0  # seconds without a refresh: see lua/lock and lua/pool
 
 
 @pytest.fixture(autouse=True)
@@ -81,7 +81,7 @@ def push_while_the_keeper_cleans_up() -> None:
 
     def choose(message: Message) -> Fate | None:
         nonlocal cleanups
-        if step_of(message).script != "abandon":
+        if isinstance(message.ops[0], Command) or step_of(message).script != "abandon":
             return None
         cleanups += 1
         return Fate(lost=True) if cleanups == 1 else Fate(reply_late_us=500_000)
@@ -169,7 +169,7 @@ def crowd_and_holder() -> tuple[Play, Any, Any]:
     """A holder with a ttl of 3 s, and a waiter for which its keeper speaks."""
     play = Play()
     one, two = play.client("one"), play.client("two")
-    play.machines[1].board.crowd.most_alone = 0
+    play.machines[1].router.crowd.most_alone = 0
 
     async def hold() -> None:
         async with one.lock("a", ttl=3):
@@ -194,7 +194,7 @@ def lease_that_ends_before_a_crowd() -> None:
 def notification_that_a_crowd_has_lost() -> None:
     """The lock is granted to a waiter after some rounds of the keeper, and the notification is lost."""
     play, _, waiter = crowd_and_holder()
-    play.world.fate_of_bell = lambda number: Fate(lost=True)
+    play.world.fate_of_notification = lambda number: Fate(lost=True)
     play.run(3.9)
     assert not waiter.done
     assert expect(play, waiter, 0.7) is not None
@@ -218,7 +218,7 @@ def crowd_at_a_pool(ttl: float = 3.0) -> tuple[Play, list[Any]]:
     processes = []
     for name in ("one", "two", "three", "four"):
         client = play.client(name)
-        play.machines[-1].board.crowd.most_alone = 0
+        play.machines[-1].router.crowd.most_alone = 0
 
         async def acquire(client: Any = client) -> Any:
             return await client.semaphore("a", 1, ttl=ttl).acquire(timeout=60)

@@ -7,16 +7,20 @@ turn is kept for it. So it is served beside a constant load on each of them, and
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 import holdfast
 import holdfast.aio
-from holdfast.lab.machine import Machine, Process
-from holdfast.lab.world import Fate
+from holdfast.lab.servers.values import SortedSet
+from holdfast.lab.simulation.machine import Machine
+from holdfast.lab.simulation.process import Process
+from holdfast.lab.simulation.world import Fate
 from holdfast.protocol.effects import Command
-from tests.multi.test_world import Crowd
-from tests.protocol.harness import Play
+from tests.multi.test_simulated import Crowd
+from tests.protocol.harness import Play, at
+from tests.support import as_bytes
 
 
 def key(name: str, part: str) -> bytes:
@@ -51,11 +55,12 @@ class Market(Play):
 
     def owner(self, name: str) -> str:
         """The machine whose token is in the key."""
-        token: bytes = self.world.store.values.get(name.encode(), b"")
+        token = as_bytes(self.world.store.values.get(name.encode(), b""))
         return token.decode().partition("-")[0]
 
     def queue(self, name: str) -> dict[bytes, float]:
-        queue: dict[bytes, float] = self.world.store.values.get(key(name, "queue"), {})
+        queue = self.world.store.values.get(key(name, "queue"), SortedSet())
+        assert isinstance(queue, SortedSet)
         return queue
 
     def is_kept(self, name: str, machine: str) -> bool:
@@ -118,7 +123,7 @@ def start_single(market: Market, name: str) -> Process:
 @pytest.mark.parametrize("held", ["a", "b"])
 def test_a_kept_name_is_nobodys_until_all_of_them_are_free(held: str) -> None:
     market, waiter, _, process = waiting(held)
-    assert not machine_of(waiter).book.holds
+    assert not machine_of(waiter).registry.holds
     market.run(5)
     assert market.is_kept("a" if held == "b" else "b", "W"), "its presence makes it last"
     machine_of_holder = next(machine for machine in market.machines if machine.name == "H")
@@ -209,7 +214,7 @@ def test_a_refusal_says_for_whom_a_name_is_reserved(names: str, wait: float) -> 
 
     process = market.start(client, try_it())
     market.run(1)
-    with pytest.raises(holdfast.AcquireTimeout, match="'?(it|a)'? is reserved for W, which waits") as info:
+    with pytest.raises(holdfast.AcquireTimeout, match="'?(it|a)'? is reserved for W, which also waits") as info:
         process.outcome()
     assert info.value.holder is not None
     assert info.value.holder.host == "W"
@@ -224,7 +229,7 @@ def test_a_refusal_says_for_whom_a_name_is_reserved(names: str, wait: float) -> 
 def test_waiters_for_which_the_keeper_speaks_learn_that_a_kept_name_is_free(end: str) -> None:
     market, waiter, _, process = waiting()
     client = market.client("S")
-    machine_of(client).board.crowd.most_alone = 0
+    machine_of(client).router.crowd.most_alone = 0
     single = market.start(client, market.buy(client, "a", 1))
     market.run(0.05)
     strike, bound = ENDS[end]
@@ -234,7 +239,7 @@ def test_waiters_for_which_the_keeper_speaks_learn_that_a_kept_name_is_free(end:
     market.end()
 
 
-FAULTS = {
+FAULTS: dict[str, dict[str, Any]] = {
     "request lost": {"lost": True},
     "reply lost": {"reply_lost": True},
     "late": {"late_us": 700_000},
@@ -244,6 +249,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_at_any_message_of_long_waits(fault: str) -> None:
     """Holds of 0.15 s, so that waiters stand in all their queues and names are kept."""
@@ -258,14 +264,14 @@ def test_a_fault_at_any_message_of_long_waits(fault: str) -> None:
     plain.end()
     for number in range(messages):
         struck = crowd()
-        struck.doom(lambda message, number=number: Fate(**FAULTS[fault]) if message.number == number else None)
+        struck.doom(at(number, **FAULTS[fault]))
         struck.finish(25)
         struck.end()
 
 
 def test_a_long_wait_is_served_without_any_notification() -> None:
     crowd = Crowd(5, ("ab", "ba", "a", "b"), cycles=2, hold=0.15)
-    crowd.world.fate_of_bell = lambda number: Fate(lost=True)
+    crowd.world.fate_of_notification = lambda number: Fate(lost=True)
     crowd.finish(60)
 
 
@@ -333,7 +339,7 @@ def test_a_holder_that_waits_in_another_way_is_not_held_up_for_ever() -> None:
     market = Market("")
     holder, waiter = market.client("H"), market.client("W")
     other = market.client("O")
-    asked = []
+    asked: list[Process] = []
 
     async def wait_for_the_other() -> None:
         async with holder.lock("b"):

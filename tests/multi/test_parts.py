@@ -8,22 +8,23 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 
-from holdfast.lab.world import Fate
+from holdfast.lab.simulation.world import Fate
 from holdfast.names import keys_of, slot_of
 from holdfast.protocol.effects import Step, StepFailed
-from holdfast.protocol.parts import InOrder, is_divisible
-from tests.multi import test_world
-from tests.multi.test_world import CIRCLE, CROSSED, FAULTS, SAME, Wants
+from holdfast.protocol.kinds.parts import StepInParts, is_divisible
+from tests.multi import test_simulated
+from tests.multi.test_simulated import CIRCLE, CROSSED, FAULTS, SAME, Wants
 from tests.protocol.harness import at
 
 SEEDS = range(1)
 
 
-class Crowd(test_world.Crowd):
+class Crowd(test_simulated.Crowd):
     """The same crowd, on a server that takes one name at a time."""
 
     def __init__(self, seed: int, wants: Wants, **options: Any) -> None:
@@ -36,7 +37,7 @@ class Crowd(test_world.Crowd):
         if len(ops) > 1 or not isinstance(whole, Step) or not is_divisible(whole):
             self._send_each(machine, ops, answer, link)
             return
-        order = InOrder(whole, lambda key: ord(key[0]))
+        order = StepInParts(whole, lambda key: ord(key[0]))
 
         def on(replies: list[Any]) -> None:
             if isinstance(replies[0], StepFailed):
@@ -68,9 +69,10 @@ class Crowd(test_world.Crowd):
                 answer(replies)
 
         for place, op in enumerate(ops):
-            self.send_in_parts(machine, [op], lambda reply, place=place: on(place, reply), link)
+            self.send_in_parts(machine, [op], partial(on, place), link)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("wants", [CROSSED, CIRCLE, SAME], ids="-".join)
 @pytest.mark.parametrize("fault", ["none", "crash before", "crash after", *FAULTS])
 def test_a_fault_at_any_message(wants: Wants, fault: str) -> None:
@@ -89,6 +91,7 @@ def test_a_fault_at_any_message(wants: Wants, fault: str) -> None:
             crowd.end()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(15))
 def test_a_crowd_with_names_by_the_dice_comes_to_its_end(seed: int) -> None:
     dice = random.Random(seed)
@@ -97,11 +100,13 @@ def test_a_crowd_with_names_by_the_dice_comes_to_its_end(seed: int) -> None:
     crowd.finish(30)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(15))
 def test_storms_of_every_fault_at_once_never_let_two_hold(seed: int) -> None:
     dice = random.Random(seed)
     wants = tuple("".join(dice.sample("abc", dice.randint(1, 3))) for _ in range(6))
     crowd = Crowd(seed, wants, cycles=3)
+    at_once = {"lost": Fate(lost=True), "reply_lost": Fate(reply_lost=True)}
 
     def choose(message: Any) -> Fate | None:
         if dice.random() > 0.1 or crowd.world.now_us > 20_000_000:
@@ -109,7 +114,7 @@ def test_storms_of_every_fault_at_once_never_let_two_hold(seed: int) -> None:
         fault = dice.choice(["lost", "reply_lost", "late", "crash"])
         if fault == "crash":
             return Fate(sender_crashes=dice.choice(["before", "after"])) if dice.random() < 0.2 else None
-        return Fate(late_us=dice.choice([5_000, 200_000, 2_000_000])) if fault == "late" else Fate(**{fault: True})
+        return Fate(late_us=dice.choice([5_000, 200_000, 2_000_000])) if fault == "late" else at_once[fault]
 
     crowd.doom(choose)
     crowd.run(90)
@@ -123,7 +128,7 @@ def acquire_step(*names: str, channel: str = "bell") -> Step:
 
 def played(step: Step, *replies: Any) -> tuple[list[tuple[str, list[str]]], Any]:
     """What was sent, step by step, and what came of it."""
-    order = InOrder(step, lambda key: {"a": 2, "b": 1, "c": 2}[key[0]])
+    order = StepInParts(step, lambda key: {"a": 2, "b": 1, "c": 2}[key[0]])
     sent = []
     for reply in replies:
         assert order.step is not None
@@ -152,7 +157,7 @@ def test_who_is_refused_gives_up_its_turn_further_on() -> None:
     assert sent == [("multi_acquire", ["b"]), ("multi_abandon", ["a"])]
     assert reply == refused
     sent, _ = played(acquire_step("a", "b", channel=""), refused)
-    assert sent == [("multi_acquire", ["b"])], "who does not queue has no turn anywhere"
+    assert sent == [("multi_acquire", ["b"])], "a client that does not queue has no place in any queue"
 
 
 def test_one_place_is_one_step() -> None:

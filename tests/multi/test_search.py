@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.lab.check import CHECKS
-from holdfast.lab.explorer import Explorer
-from holdfast.lab.several import SEVERAL_PROMISES, several_config
-from holdfast.protocol.bells import Switchboard
+from holdfast.lab.invariants.locks import CHECKS
+from holdfast.lab.invariants.several import SEVERAL_CHECKS as SEVERAL_PROMISES
+from holdfast.lab.search.explorer import Explorer
+from holdfast.lab.subjects.several import several_config
+from holdfast.protocol.wait.notifications import NotificationRouter
 from tests.lab.mutations import in_python, in_step, plant
 
 FAULTS = ("crash", "pause", "lost_request", "lost_reply", "delay", "cancel")
@@ -35,6 +36,7 @@ CROWDS = [("ab", "ba"), ("b", "ab"), ("ab", "bc"), ("ab", "ba", "b"), ("b", "ab"
 SIDE_BY_SIDE = [("ab", "a", "b"), ("abc", "ba", "c"), ("ab", "bc", "ca")]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("wants", [*CROWDS, *SIDE_BY_SIDE], ids="-".join)
 def test_nothing_is_broken(wants: tuple[str, ...]) -> None:
     explorer = search(wants, 2, 9_000)
@@ -52,7 +54,7 @@ MISTAKES = {
     "renew without compare": ("OwnerOnlyStretch", in_step("multi_renew", "if found ~= 1 then", "if false then")),
     "acquire ignores tombstones": (
         "AcquireTotality",
-        in_step("multi_acquire", "if redis.call('EXISTS', each(5)) > 0 then", "if false then"),
+        in_step("multi_acquire", "if redis.call('EXISTS', all_keys(5)) > 0 then", "if false then"),
     ),
     "only the first name counts": (
         "MutualExclusion",
@@ -61,20 +63,21 @@ MISTAKES = {
     "nobody is woken": (
         "NoLostWakeup",
         # Neither by a bell nor by having the name watched.
-        in_step("multi_release", "free_or_grant(head())", "")
-        + in_python(Switchboard, "touched", "if waiter is not None and waiter.bell is not None:", "if False:"),
+        in_step("multi_release", "free_or_grant(first_waiter())", "")
+        + in_python(NotificationRouter, "touched", "if waiter is not None:", "if False:"),
     ),
     "the fences of the names are not looked at": (
         "FenceMonotone",
-        in_step("multi_acquire", "tonumber(last) > tonumber(greatest or 0)", "false"),
+        in_step("multi_acquire", "last > (greatest or 0)", "false"),
     ),
     "an abandoned place stays in the queue": (
         "AcquireTotality",
-        in_step("multi_abandon", "    strike_off(ARGV[1])\n", ""),
+        in_step("multi_abandon", "    remove_waiter(ARGV[1])\n", ""),
     ),
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_is_found(mistake: str, monkeypatch: pytest.MonkeyPatch) -> None:
     invariant, text = MISTAKES[mistake]
@@ -138,6 +141,7 @@ MISTAKES_IN_KEEPING = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mistake", MISTAKES_IN_KEEPING)
 def test_a_mistake_about_kept_names_is_found(mistake: str, monkeypatch: pytest.MonkeyPatch) -> None:
     invariants, wants, text = MISTAKES_IN_KEEPING[mistake]

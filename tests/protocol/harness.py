@@ -6,9 +6,10 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 import holdfast.aio
-from holdfast.lab.machine import Machine, Process
-from holdfast.lab.world import Fate, Message, World
-from holdfast.options import client_terms
+from holdfast.lab.simulation.machine import Machine
+from holdfast.lab.simulation.process import Process
+from holdfast.lab.simulation.world import Fate, Message, World
+from holdfast.options import client_options
 from holdfast.protocol.effects import wait
 
 
@@ -31,7 +32,7 @@ class Play:
     def client(self, name: str) -> holdfast.aio.Client:
         machine = self.world.machine(name)
         self.machines.append(machine)
-        shared = client_terms(timeout=5.0, fence_retention=3600.0, cohort=64)
+        shared = client_options(timeout=5.0, fence_retention=3600.0, cohort=64)
         return holdfast.aio.Client(machine, namespace="", shared=shared)
 
     def doom(self, choose: Callable[[Message], Fate | None]) -> None:
@@ -55,7 +56,7 @@ class Play:
         now = self.world.now_us / 1e6
         seen: dict[str, str] = {}
         for machine in self.machines:
-            for hold in machine.book.holds.values() if not machine.crashed else ():
+            for hold in machine.registry.holds.values() if not machine.crashed else ():
                 if hold.valid(now):
                     assert hold.name not in seen, f"{seen[hold.name]} and {machine.name} both hold {hold.name!r}"
                     seen[hold.name] = machine.name

@@ -17,7 +17,9 @@ _UNDER_WAY = object()
 class ByHand:
     """An acquire or a release that goes no further than it is told to."""
 
-    def __init__(self, client: holdfast.Client, protocol: Any) -> None:
+    def __init__(self, client: holdfast.Client, protocol: Any, *, behind: float = 0.0) -> None:
+        """``behind``: for how many seconds it has been paused since it read the time of day."""
+        self._behind = behind
         self._driver = client._driver
         self._protocol = protocol
         self._result: Any = _UNDER_WAY
@@ -46,7 +48,7 @@ class ByHand:
         effect = self._effect
         try:
             if isinstance(effect, fx.Now):
-                value: Any = time.time() if effect.wall else clock.now()
+                value: Any = time.time() - self._behind if effect.wall else clock.now()
             elif isinstance(effect, fx.Call):
                 value = self._driver.engine.call(effect.step, effect.timeout)
             elif isinstance(effect, fx.NewToken):

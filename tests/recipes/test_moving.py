@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,7 @@ import holdfast
 from holdfast.protocol.recipes import RECIPES
 from tests.recipes.byhand import ByHand
 from tests.servers import Server
-from tests.support import eventually
+from tests.support import as_bytes, eventually
 
 PAGE = (Path(__file__).parent.parent.parent / "docs" / "recipes.md").read_text()
 
@@ -60,7 +58,7 @@ def test_the_page_has_a_row_for_every_recipe() -> None:
         "memcached_add",
     }
     for name in RECIPES:
-        assert f"**`{name}`**" in PAGE, "its pit"
+        assert f"**`{name}`**" in PAGE, "its pitfall"
 
 
 @pytest.mark.parametrize("case", SAME_KEY, ids=named)
@@ -102,7 +100,7 @@ def test_a_deadline_that_is_long_past_keeps_us_out_for_ever(face: Any, admin: re
 
 
 def race(server: Server, *work: Callable[[holdfast.Client], AbstractContextManager[Any]], times: int = 40) -> None:
-    """Each increments a counter so many times under what it takes for a lock; none may be lost."""
+    """Each client increments a counter under its own kind of lock; no increment may be lost."""
     admin = server.client()
     admin.set("counter", 0)
     failures: list[BaseException] = []
@@ -125,7 +123,7 @@ def race(server: Server, *work: Callable[[holdfast.Client], AbstractContextManag
     for thread in threads:
         thread.join()
     assert not failures
-    assert int(admin.get("counter")) == len(work) * times
+    assert int(as_bytes(admin.get("counter"))) == len(work) * times
 
 
 @pytest.mark.parametrize("case", SAME_KEY, ids=named)
@@ -144,15 +142,25 @@ def test_a_mixed_fleet_on_the_same_key_loses_nothing(server: Server, case: tuple
 @pytest.mark.parametrize("case", [case for case in OVERWRITING if case[0] != "watch_blind"], ids=named)
 def test_taking_both_loses_nothing_in_either_phase(server: Server, case: tuple[str, Any]) -> None:
     name, options = case
+    # A holder's deadline may be overwritten by a waiter, which does not get in by that: the lab finds it for all of
+    # these (OwnerOnlyStretch in docs/lab.md; for getset:same_value with three clients and one stall, in 11 steps). Only
+    # with same_value the holder is told (test_same_value_is_lost_to_a_waiter_that_saw_the_release_before), and what it
+    # has written stays written.
+    told = [holdfast.LeaseLost] if options.get("release") == "same_value" else []
 
-    def old(client: holdfast.Client) -> holdfast.Lock:
-        return client.recipe(name, "foo", **options)
+    @contextmanager
+    def old(client: holdfast.Client) -> Iterator[None]:
+        lease = client.recipe(name, "foo", **options).acquire()
+        assert lease
+        yield
+        with suppress(*told):
+            lease.release()
 
     def new(client: holdfast.Client) -> holdfast.Lock:
         return client.lock("foo:fenced")
 
     @contextmanager
-    def both(client: holdfast.Client) -> Any:
+    def both(client: holdfast.Client) -> Iterator[Any]:
         with new(client) as lease, old(client):
             yield lease
 
@@ -184,7 +192,7 @@ def test_losers_of_multi_cut_a_longer_one_down_while_its_holder_relies_on_it(fac
 
 def test_a_late_expire_of_setnx_repair_does_the_same(client: holdfast.Client, admin: redis.Redis) -> None:
     late = ByHand(client, client.recipe("setnx_repair", "foo", ttl=3)._acquire(0.0)).until("EXPIRE")
-    admin.delete("lock:foo")  # somebody has repaired it, and its ttl was over
+    admin.delete("lock:foo")  # another client repaired it, and its ttl ended
     with client.lock("lock:foo", ttl=30) as lease:
         assert late.finish()
         assert admin.pttl("lock:foo") <= 3000
@@ -219,19 +227,3 @@ def test_who_is_freed_by_a_late_del_learns_of_it(face: Any, admin: redis.Redis, 
         lease.check()
     with pytest.raises(holdfast.LeaseLost):
         lease.release()
-
-
-def test_the_code_of_the_page_runs(server: Server) -> None:
-    program = "\n".join(re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)).replace("6379", str(server.port))
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-W", "ignore::UserWarning", "-c", program],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.returncode == 0, done.stderr
-    remaining, fence = done.stdout.split()
-    assert 9 < float(remaining) < 10
-    assert fence == "None"
-    with server.client() as admin:
-        assert [key for key in admin.keys("*") if b":hf1:" not in key] == []

@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -13,8 +14,9 @@ import redis
 
 import holdfast
 import holdfast.aio
-from tests.recipes.originals import ORIGINALS, CppGetSet, Socket
+from tests.recipes.originals import ORIGINALS, CppGetSet, SecondsGetSet, Socket
 from tests.servers import Server
+from tests.support import as_bytes
 
 EXCLUDING = [original for original in ORIGINALS if original.excludes]
 [BLIND] = [original for original in ORIGINALS if not original.excludes]
@@ -41,7 +43,7 @@ def test_theirs_keeps_ours_out(face: Any, original: Any, admin: redis.Redis) -> 
     if found:
         return
     before = admin.get(original.key)
-    with pytest.raises(holdfast.AcquireTimeout, match="someone else holds it"):
+    with pytest.raises(holdfast.AcquireTimeout, match="another client holds it"):
         with ours(face, original, wait=0.02):
             pass
     assert admin.get(original.key) == before
@@ -82,7 +84,7 @@ def test_the_keys_look_the_same(face: Any, original: Any, admin: redis.Redis) ->
 
 
 def increments(make: Any, server: Server) -> int:
-    """What a counter says after four times so many increments, which read it and write it a moment later.
+    """A counter after increments by four clients, each of which reads it and writes it a moment later.
 
     Two clients are theirs, one is ours with threads, and one is ours under asyncio.
     """
@@ -94,6 +96,9 @@ def increments(make: Any, server: Server) -> int:
         value = int(counter.ask("GET", "counter"))
         time.sleep(0)
         counter.ask("SET", "counter", value + 1)
+
+    # Shown by test_at_the_turn_of_a_second_a_waiter_takes_the_lease_of_the_holder.
+    tolerated = suppress(*[holdfast.LeaseLost] if make.options.get("release") == "same_value" else [])
 
     def theirs() -> None:
         client, counter = make(server.port, "foo"), Socket(server.port)
@@ -109,7 +114,7 @@ def increments(make: Any, server: Server) -> int:
         counter = Socket(server.port)
         with holdfast.connect(server.url) as client:
             for _ in range(INCREMENTS):
-                with client.recipe(make.recipe, "foo", sleep=0.001, **make.options):
+                with tolerated, client.recipe(make.recipe, "foo", sleep=0.001, **make.options):
                     increment(counter)
                 time.sleep(0.0001)
         counter.close()
@@ -119,8 +124,9 @@ def increments(make: Any, server: Server) -> int:
         async with holdfast.aio.connect(server.url) as client:
             recipe = client.recipe(make.recipe, "foo", sleep=0.001, **make.options)
             for _ in range(INCREMENTS):
-                async with recipe:
-                    increment(counter)
+                with tolerated:
+                    async with recipe:
+                        increment(counter)
                 await asyncio.sleep(0.0001)
         counter.close()
 
@@ -147,11 +153,24 @@ def increments(make: Any, server: Server) -> int:
     return counted
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("make", EXCLUDING, ids=lambda original: original.__name__)
 def test_a_thousand_increments_and_none_is_lost(make: Any, server: Server) -> None:
     assert increments(make, server) == 4 * INCREMENTS
 
 
+def test_at_the_turn_of_a_second_a_waiter_takes_the_lease_of_the_holder(face: Any, admin: redis.Redis) -> None:
+    """A waiter whose GET found no key overwrites the holder's value by its GETSET. In the same second that is the same
+    value; in the next one it is another, and the holder finds its lease lost. The waiter has not got the lock."""
+    lease = face.recipe("getset", "foo", **SecondsGetSet.options).acquire()
+    assert lease
+    mine = as_bytes(admin.get("lock.foo"))
+    assert int(as_bytes(admin.getset("lock.foo", int(mine) + 1))) > time.time(), "so the waiter goes on waiting"
+    with pytest.raises(holdfast.LeaseLost):
+        lease.release()
+
+
+@pytest.mark.long
 def test_with_the_blind_one_increments_are_lost(server: Server) -> None:
     """Which also shows that the test above could fail."""
     assert increments(BLIND, server) < 4 * INCREMENTS

@@ -39,7 +39,7 @@ def test_a_new_thread_does_not_inherit_the_rlock_of_one_that_has_ended(client: h
         assert in_a_thread(lambda: client.rlock("x").acquire(blocking=False)) is None
         assert isinstance(in_a_thread(lock.release), holdfast.NotHeld)
         assert isinstance(in_a_thread(lease.release), holdfast.NotHeld)
-    assert lease.held, "nobody has given it back"
+    assert lease.held, "it was not released"
 
 
 def test_a_new_thread_may_write_where_one_that_has_ended_reads(client: holdfast.Client) -> None:

@@ -1,8 +1,8 @@
 """``holdfast`` on the command line.
 
-A command is imported when it is called, so that none pays for what another needs. Exit codes are those of sysexits.h,
-because ``holdfast run`` shares its own with the command that it runs, and scripts must be able to tell them apart:
-click's 2 for a wrong option is also what many a command says for reasons of its own.
+Each command is imported when it is called, so that it does not load what only another command needs. Exit codes are
+those of sysexits.h. ``holdfast run`` also returns the exit codes of its command, and scripts must be able to tell both
+apart; many commands exit with 2, which is click's code for a wrong option.
 """
 
 from __future__ import annotations
@@ -22,8 +22,6 @@ from holdfast.cli.streams import open_missing_streams, unblocked_stderr
 from holdfast.errors import InvalidConfig, printable
 from holdfast.options import seconds
 
-__all__ = ["BUSY", "LOST", "UNAVAILABLE", "USAGE", "Commands", "Voice", "duration", "main", "parse_duration"]
-
 USAGE: Final = 64
 UNAVAILABLE: Final = 69
 BUSY: Final = 75
@@ -35,18 +33,37 @@ _DURATION: Final = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+) ?(ms|[smhd]|)")
 
 
 class Commands(click.Group):
-    """A group whose commands are named here and live in modules of their own."""
+    """A group of commands, each in a module of its own."""
 
-    homes: Final = {"lab": "holdfast.cli.lab", "run": "holdfast.cli.run"}
+    sections: Final = {
+        "Use a lock": {"run": "run"},
+        "A lock is stuck": {
+            "ls": "operate.listing",
+            "who": "operate.listing",
+            "break": "operate.breaking",
+            "history": "operate.breaking",
+            "watch": "operate.watching",
+            "top": "operate.top",
+        },
+        "Check": {"doctor": "doctor.command", "lab": "lab"},
+    }
+    homes: Final = {name: home for commands in sections.values() for name, home in commands.items()}
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted(self.homes)
+        return list(self.homes)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        for title, names in self.sections.items():
+            found = [(name, self.get_command(ctx, name)) for name in names]
+            with formatter.section(click.style(title, bold=True)):
+                formatter.write_dl([(name, one.get_short_help_str(80)) for name, one in found if one is not None])
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         home = self.homes.get(cmd_name)
         if home is None:
             return None
-        command: click.Command = getattr(import_module(home), cmd_name.replace("-", "_"))
+        module = import_module(f"holdfast.cli.{home}")
+        command: click.Command = getattr(module, cmd_name, None) or getattr(module, f"{cmd_name}_")
         return command
 
     def main(
@@ -74,7 +91,7 @@ class Commands(click.Group):
 
 
 class Voice:
-    """What we say, on stderr: a line for people, or a JSON object."""
+    """Writes events to stderr, each as a line of text or as a JSON object."""
 
     def __init__(self, *, as_json: bool, quiet: bool) -> None:
         self._as_json = as_json
@@ -94,14 +111,14 @@ class Voice:
             sys.stderr.write(line + "\n")
             sys.stderr.flush()
         except OSError:
-            pass  # nothing reads it (in ``holdfast run``, streams.py sees to that)
+            pass  # nothing reads stderr; for ``holdfast run``, streams.py handles that
 
 
 def parse_duration(text: str) -> float:
     """Seconds, from ``90``, ``1.5``, ``250ms``, ``90s``, ``5m``, ``1h`` or ``1d``."""
     match = _DURATION.fullmatch(text.strip().lower())
     if match is None:
-        raise ValueError(f"{text!r} is no duration: write seconds, or a number with ms, s, m, h or d, such as 5m")
+        raise ValueError(f"{text!r} is not a duration: write seconds, or a number with ms, s, m, h or d, such as 5m")
     return float(match[1]) * _UNITS[match[2]]
 
 
@@ -126,5 +143,7 @@ def duration(least: float = 0.0) -> Callable[[click.Context, click.Parameter, st
 def main() -> None:
     """Distributed locks from the shell.
 
-    A server is named by --url or HOLDFAST_URL; with neither, locks reach as far as this machine.
+    Name a server with --url or HOLDFAST_URL. Without one, locks only work between processes of this machine.
+
+    A lock is stuck? 'holdfast ls' finds it, 'holdfast who NAME' explains it, 'holdfast break NAME' frees it.
     """

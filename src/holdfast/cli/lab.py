@@ -1,4 +1,4 @@
-"""``holdfast lab``: search the locks of history for their pits, draw what was found, and perform it on a real server.
+"""``holdfast lab``: search recipes for mistakes, draw what was found, and perform it on a real server.
 
 Results go to stdout, everything else to stderr.
 """
@@ -24,10 +24,10 @@ from holdfast.cli.searching import (
     SEED,
     Failure,
     bounds,
+    changed_options,
     one_of,
     output_file,
     progress_bar,
-    said_again,
     search,
     searches,
     settings,
@@ -35,18 +35,16 @@ from holdfast.cli.searching import (
     within,
 )
 from holdfast.errors import HoldfastError, InvalidConfig, printable
-from holdfast.lab.faults import FAULTS
+from holdfast.lab.search.faults import FAULTS
 
 if TYPE_CHECKING:
-    from holdfast.lab.trace import Cell, Findings, Trace
+    from holdfast.lab.report.trace import Cell, Findings, Trace
 
-__all__ = ["lab"]
-
-NO_FILE: Final = 1  # what was to be saved does not exist
+NO_FILE: Final = 1  # there is no trace to save
 NOT_CONFIRMED: Final = 1
 HOW_FAR: Final = (
-    "to the end: all that can happen with so many faults was explored (nothing: not even without a fault, so that all "
-    "is unknown); so far: what the budget sufficed for"
+    "complete: every run with that number of faults was explored (not complete: not even every run without a fault, so "
+    "all is unknown); in part: as many runs as the budget allowed"
 )
 
 
@@ -63,7 +61,7 @@ class LabGroup(click.Group):
         try:
             found = search()
         except Failure:
-            return  # help is for those, too, who have yet to install what a search needs
+            return  # help works without the extra that a search needs
         with formatter.section("Recipes"):
             formatter.write_text(", ".join(found.ROWS))
         with formatter.section("Primitives"):
@@ -74,7 +72,7 @@ class LabGroup(click.Group):
     cls=LabGroup,
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    short_help="Search locks for their pits, and draw them.",
+    short_help="Search locks for their pitfalls, and draw them.",
 )
 @RECIPE
 @searches
@@ -88,10 +86,10 @@ def lab(
     as_json: bool,
     **options: Any,
 ) -> int:
-    """Search the locks that people really wrote for their pits, and print recipe by invariant.
+    """Search locks that are in use for their pitfalls, and print recipe by invariant.
 
-    Each recipe is driven through every order of its steps, and through faults, until everything was seen or the budget
-    is used up. A cell holds (in so many states), is broken (in so many steps, which 'show' draws), or is unknown.
+    Each recipe runs through every order of its steps, and through faults, until all is explored or the budget is used
+    up. A cell holds (with the number of states), is broken (with the number of steps; 'show' draws it), or is unknown.
 
     DURATION is in seconds, or has a unit: 250ms, 90s, 5m, 1h.
     """
@@ -101,8 +99,8 @@ def lab(
                 command = ctx.invoked_subcommand
                 found = lab.get_command(ctx, command)
                 takes_it = found is not None and any(param.opts[0] in other.opts for other in found.params)
-                after = f"write it after it: holdfast lab {command} {param.opts[0]} ..." if takes_it else "leave it out"
-                raise click.UsageError(f"{param.opts[0]} stands before {command!r}; {after}", ctx)
+                after = f"write it after: holdfast lab {command} {param.opts[0]} ..." if takes_it else "leave it out"
+                raise click.UsageError(f"{param.opts[0]} is before {command!r}; {after}", ctx)
         return 0
     asked = settings(**options)
     findings = survey(recipes, asked)
@@ -133,18 +131,18 @@ def as_data(findings: Sequence[Findings], seed: int) -> dict[str, Any]:
 
 
 def print_matrix(findings: Sequence[Findings], asked: dict[str, Any]) -> None:
-    from holdfast.lab.matrix import Matrix
+    from holdfast.lab.report.matrix import Matrix
 
     out = console()
     matrix = Matrix(findings)
     if not out.is_terminal and "COLUMNS" not in os.environ:
-        out.width = max(80, matrix.width)  # a file has room for every word
+        out.width = max(80, matrix.width)  # a file has no width
     out.print(matrix)
     states = sum(found.states for found in findings)
     out.print(f"\n{states:,} states; {bounds(asked)}", style="dim", soft_wrap=True)
     broken = next((cell for found in findings for cell in found.cells if cell.trace), None)
     if broken is not None:
-        hint = f"holdfast lab show {broken.recipe} {broken.invariant}{said_again(asked)} draws how that breaks"
+        hint = f"holdfast lab show {broken.recipe} {broken.invariant}{changed_options(asked)} draws how that breaks"
         out.print(hint, style="dim", soft_wrap=True)
 
 
@@ -164,9 +162,9 @@ def show(
 ) -> int:
     """Find the simplest way in which RECIPE breaks INVARIANT, and draw it.
 
-    The fewest and mildest faults come first, and of these the fewest steps.
+    The run with the fewest and mildest faults is preferred, then the one with the fewest steps.
 
-    A lane per client and one for the key with its value and what is left of its ttl, time downwards.
+    The drawing has a lane for each client, and one for the key with its value and the rest of its ttl; time runs down.
     """
     asked = settings(**options)
     meaning: dict[str, str] = search().MEANING
@@ -174,26 +172,26 @@ def show(
         cell: Cell = search().find(recipe, invariant, **asked, progress=progress)
     out = console()
     if cell.trace is None:
-        told = {
+        texts = {
             "holds": f"holds in the {cell.states:,} states that were explored.",
             "unknown": f"unknown after {cell.states:,} states: a larger --budget explores more.",
         }
         if cell.so_far:
-            told["holds"] += " Not every single fault was tried: a larger --budget explores more."
+            texts["holds"] += " Not every single fault was tried: a larger --budget explores more."
         if cell.silent:
-            told["unknown"] = f"does not apply. {recipe} has nothing to say about it."
-        out.print(Text.assemble((f"{recipe}, {invariant}: ", "bold"), told.get(cell.verdict, cell.verdict)))
+            texts["unknown"] = f"does not apply to {recipe}."
+        out.print(Text.assemble((f"{recipe}, {invariant}: ", "bold"), texts.get(cell.verdict, cell.verdict)))
         out.print(f"{meaning.get(invariant, '')}", markup=False)
         out.print(f"\n{bounds(asked)}", style="dim", soft_wrap=True)
         if save or svg:
             Voice(as_json=False, quiet=False).say("nothing", "there is no trace to write", error=True)
         return NO_FILE if save or svg else 0
-    # Files first: whoever reads the drawing (head, less) may hang up halfway.
+    # Files first: the reader of the drawing (head, less) may close the pipe early.
     if save:
         save.write_text(cell.trace.to_json() + "\n", encoding="utf-8")
     if svg:
-        from holdfast.lab.lanes import heading
-        from holdfast.lab.picture import Picture
+        from holdfast.lab.report.lanes import heading
+        from holdfast.lab.report.picture import Picture
 
         how, meant = heading(cell, meaning)
         picture = Picture(cell.trace, words=True).standalone(f"{recipe}: {invariant}", f"{meant} It is {how}.")
@@ -204,8 +202,8 @@ def show(
 
 
 def draw(out: Console, cell: Cell, meaning: dict[str, str]) -> None:
-    from holdfast.lab.drawing import Drawing
-    from holdfast.lab.lanes import exclaim, heading
+    from holdfast.lab.report.drawing import Drawing
+    from holdfast.lab.report.lanes import exclaim, heading
 
     assert cell.trace is not None
     how, meant = heading(cell, meaning)
@@ -216,7 +214,7 @@ def draw(out: Console, cell: Cell, meaning: dict[str, str]) -> None:
     why = next((moment.violation for moment in reversed(cell.trace.moments) if moment.violation), "")
     if why:
         out.print(Text(exclaim(why), "bold red"))
-    out.print(Text.assemble("What was to hold, ", (cell.invariant, "bold"), f": {meant}"))
+    out.print(Text.assemble("The invariant ", (cell.invariant, "bold"), f": {meant}"))
 
 
 @lab.command(short_help="Perform a saved trace on a real server.")
@@ -225,11 +223,11 @@ def draw(out: Console, cell: Cell, meaning: dict[str, str]) -> None:
 def replay(*, trace: Any, url: str | None) -> int:
     """Perform the schedule of TRACE, a file ('-' for stdin) from 'holdfast lab show --save', on a real server.
 
-    Each moment is printed as it happens. Exit code 0 if the outcome is confirmed, 1 if not, 69 if no real server can
-    be made to do that.
+    Each step is printed when it happens. Exit code 0 if the outcome is confirmed, 1 if not, 69 if a real server cannot
+    perform the trace.
     """
     search()
-    from holdfast.lab.replay import perform
+    from holdfast.lab.replay.perform import perform
 
     schedule = read_trace(trace)
     url = url or os.environ.get("HOLDFAST_URL")
@@ -239,19 +237,19 @@ def replay(*, trace: Any, url: str | None) -> int:
     out = console()
     try:
         with connect(url) as client:
-            client.lock("foo").locked()  # if no server can be used, that is said in the words of every other command
+            client.lock("foo").locked()  # if no server can be used, the error is that of every other command
         outcome = perform(schedule, url, say=lambda line: out.print(printable(line), markup=False, soft_wrap=True))
     except InvalidConfig as error:
         raise click.UsageError(str(error)) from error
     except HoldfastError as error:
         raise Failure(str(error)) from error
-    said = ("confirmed", "bold green") if outcome.confirmed else ("not confirmed", "bold red")
-    out.print(Text.assemble(said, f": {printable(outcome.why)}"), soft_wrap=True)
+    verdict = ("confirmed", "bold green") if outcome.confirmed else ("not confirmed", "bold red")
+    out.print(Text.assemble(verdict, f": {printable(outcome.why)}"), soft_wrap=True)
     return 0 if outcome.confirmed else NOT_CONFIRMED
 
 
 def read_trace(file: Any) -> Trace:
-    from holdfast.lab.trace import Trace
+    from holdfast.lab.report.trace import Trace
 
     try:
         trace = Trace.from_json(file.read())
@@ -260,7 +258,7 @@ def read_trace(file: Any) -> Trace:
         return trace
     except (ValueError, TypeError, LookupError, AttributeError) as error:
         raise click.UsageError(
-            f"{file.name!r} is no trace; 'holdfast lab show RECIPE INVARIANT --save FILE' writes one"
+            f"{file.name!r} is not a trace; 'holdfast lab show RECIPE INVARIANT --save FILE' writes one"
         ) from error
 
 
@@ -269,12 +267,12 @@ def read_trace(file: Any) -> Trace:
 @SEED
 @within("2m")
 def primitives(*, names: tuple[str, ...], seed: int, budget: float) -> int:
-    """Search Holdfast's other primitives, or those that are named, as 'lab' does locks.
+    """Search the other primitives of Holdfast (all, or the named ones), as 'lab' does with locks.
 
-    Three clients each, and at most two faults, of those that befall clients and messages.
+    Each search has three clients and at most two faults of clients and messages.
     """
     search()
-    from holdfast.lab.trial import PRIMITIVES, try_all
+    from holdfast.lab.surveys.primitives import PRIMITIVES, try_all
 
     out = console()
     states = 0
@@ -288,15 +286,15 @@ def primitives(*, names: tuple[str, ...], seed: int, budget: float) -> int:
     return 0
 
 
-@lab.command(short_help="Can two win, of those who see the same expired lock?")
+@lab.command(short_help="Can two clients win that see the same expired lock?")
 def question() -> int:
-    """Answer a question that the old texts leave open: can two win?
+    """Answer a question that the texts about GETSET leave open: can two clients win?
 
-    N clients read the same deadline, past, and all send GETSET. Both ways to tell who has won are searched, every
-    interleaving, with deadlines that may be equal and with ones that all differ.
+    N clients read the same past deadline, and all send GETSET. Both ways to decide the winner are searched in every
+    interleaving, with deadlines that may be equal and with deadlines that all differ.
     """
     search()
-    from holdfast.lab.question import answers
+    from holdfast.lab.surveys.question import answers
 
     out = console()
     for answer in answers():
@@ -309,25 +307,26 @@ def question() -> int:
 @RECIPE
 @searches
 def report(*, html: Path, recipes: tuple[str, ...], **options: Any) -> int:
-    """Search, and write one page that needs nothing but itself: the matrix, and a drawing of every pit.
+    """Search, and write one self-contained page: the matrix, and a drawing of every pitfall.
 
-    The drawings can be stepped through.
+    You can step through the drawings.
     """
-    from holdfast.lab.lanes import label
-    from holdfast.lab.page import write_page
+    from holdfast.lab.report.lanes import label
+    from holdfast.lab.report.page import write_page
 
     asked = settings(**options)
     findings = survey(recipes, asked)
-    names = "all kinds" if len(asked["faults"]) == len(search().FAULTS) else ", ".join(asked["faults"]) or "none"
-    spared = " (holders are spared)" if asked["spares_holders"] else ""
+    is_default = set(asked["faults"]) == set(search().DEFAULT_FAULTS)
+    names = "all kinds" if is_default else ", ".join(asked["faults"]) or "none"
+    spared = " (no fault while holding)" if asked["spares_holders"] else ""
     facts = {"clients": asked["clients"], "faults": label(names) + spared, "seed": asked["seed"]}
     page = write_page(findings, search().MEANING, facts)
     try:
         html.write_text(page, encoding="utf-8")
     except OSError as error:
         raise Failure(f"{str(html)!r} cannot be written: {error.strerror}") from error
-    pits = sum(cell.trace is not None for found in findings for cell in found.cells)
+    pitfalls = sum(cell.trace is not None for found in findings for cell in found.cells)
     states = sum(found.states for found in findings)
     out = console()
-    out.print(f"{html}: {pits} pits in {states:,} states; {bounds(asked)}", markup=False, soft_wrap=True)
+    out.print(f"{html}: {pitfalls} pitfalls in {states:,} states; {bounds(asked)}", markup=False, soft_wrap=True)
     return 0

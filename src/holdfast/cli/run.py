@@ -1,4 +1,4 @@
-"""``holdfast run NAME... -- COMMAND``: its options, its help, and what is wrong with how it was called."""
+"""``holdfast run NAME... -- COMMAND``: options, help, and usage errors."""
 
 from __future__ import annotations
 
@@ -8,37 +8,35 @@ from typing import Final
 import click
 
 from holdfast.blocking import connect
-from holdfast.cli import Voice, duration
+from holdfast.cli import BUSY, Voice, duration
 from holdfast.cli.streams import unblocked_stderr
 from holdfast.cli.supervise import Run
-from holdfast.errors import InvalidConfig, InvalidName
-from holdfast.options import LONGEST_LABEL
+from holdfast.errors import InvalidConfig, InvalidName, Unsupported
+from holdfast.holder import MOST_CHARACTERS
 
-__all__ = ["run"]
-
-SHORTEST_TTL: Final = 0.1  # below that, a scheduler's whim would cost the lock
+SHORTEST_TTL: Final = 0.1  # with a shorter one, an ordinary scheduling delay would lose the lock
 
 
 class RunCommand(click.Command):
-    """A command with a command in it, which begins after ``--``."""
+    """A command that takes another command after ``--``."""
 
     sections: Final = {
-        "Taking the lock": ("wait", "url", "pass_url", "label"),
+        "Taking the lock": ("wait", "busy_code", "shared", "permits", "url", "pass_url", "label"),
         "Keeping it": ("ttl", "at_least", "max_hold"),
         "Output": (),  # all the others
     }
 
     examples: Final = (
         (
-            "cron, on several machines whose clocks differ: one does it, the others skip it",
+            "cron, on several machines whose clocks differ: one runs the backup, the others skip it",
             "0 3 * * *  holdfast run --quiet --wait 0 --at-least 5m backup -- backup.sh",
         ),
         (
-            "one deployment at a time; give up after ten minutes, and end one that takes an hour",
+            "one deployment at a time; wait ten minutes at most, and end a deployment after an hour",
             "holdfast run --wait 10m --max-hold 1h deploy:web -- ./deploy.sh",
         ),
         (
-            "two locks, and a fence for what is written",
+            "two names, and a fence for guarded writes",
             "holdfast run users orders -- sh -c './migrate --fence \"$HOLDFAST_FENCE\"'",
         ),
     )
@@ -48,9 +46,9 @@ class RunCommand(click.Command):
         rest = super().parse_args(ctx, args[:split])
         ctx.meta["holdfast.argv"] = args[split + 1 :]
         if not args[split + 1 :] and not ctx.resilient_parsing:
-            raise click.UsageError("what is to be run? Write it after '--': holdfast run NAME -- COMMAND", ctx)
+            raise click.UsageError("no command was given; write it after '--': holdfast run NAME -- COMMAND", ctx)
         if args[split + 1 :] and not args[split + 1]:
-            raise click.UsageError("the command after '--' is empty; a variable in its place may not be set", ctx)
+            raise click.UsageError("the command after '--' is empty; check that its variable is set", ctx)
         return rest
 
     def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -67,8 +65,8 @@ class RunCommand(click.Command):
             formatter.write_dl(
                 [
                     ("COMMAND's own", "128 + N if signal N ended it, 127 if it was not found, 126 if it cannot be run"),
-                    ("75", "busy: the lock was not to be had within --wait"),
-                    ("76", "lost: the lock was lost or --max-hold reached, and COMMAND was ended"),
+                    ("75", "busy: the lock was not acquired within --wait; --busy-code changes it"),
+                    ("76", "lost: the lock was lost or --max-hold was over, and COMMAND was ended"),
                     ("69", "unavailable: no server could be used"),
                     ("64", "usage: an option, a name or a URL is wrong"),
                 ]
@@ -76,11 +74,11 @@ class RunCommand(click.Command):
         with formatter.section(click.style("COMMAND's environment", bold=True)):
             formatter.write_dl(
                 [
-                    ("HOLDFAST_NAME", "the name, or the names with a space between"),
-                    ("HOLDFAST_FENCE", "a number that is greater for every later holder: the largest, of several"),
-                    ("HOLDFAST_FENCES", "with several names, the fence of each, as JSON"),
-                    ("HOLDFAST_HOLDER", "who writes with that fence, for holdfast.guard.Stamp(name, fence, holder)"),
-                    ("HOLDFAST_URL", "with --pass-url only: a COMMAND that itself uses Holdfast needs it"),
+                    ("HOLDFAST_NAME", "the name, or all names separated by spaces"),
+                    ("HOLDFAST_FENCE", "a number that grows with each holder; with several names, the largest fence"),
+                    ("HOLDFAST_FENCES", "with several names, the fence of each name, as JSON"),
+                    ("HOLDFAST_HOLDER", "the holder, for holdfast.guard.Stamp(name, fence, holder)"),
+                    ("HOLDFAST_URL", "the URL, only with --pass-url, for a COMMAND that itself uses Holdfast"),
                 ]
             )
         with formatter.section(click.style("Examples", bold=True)):
@@ -99,41 +97,51 @@ class RunCommand(click.Command):
     "--wait",
     callback=duration(),
     metavar="DURATION",
-    help="How long to wait for it; 0 tries once.  [default: for ever]",
+    help="How long to wait for the lock; 0 tries once.  [default: forever]",
 )
-@click.option("--url", metavar="URL", help="The server.  [default: HOLDFAST_URL, else local://, which is this machine]")
-@click.option("--pass-url", is_flag=True, help="Let COMMAND see that URL, password and all, in HOLDFAST_URL.")
 @click.option(
-    "--label", metavar="TEXT", help="A word for people who look at who holds what.  [default: COMMAND's name]"
+    "--busy-code",
+    type=click.IntRange(0, 255),
+    metavar="N",
+    default=BUSY,
+    help="The exit code if the lock was not acquired within --wait.  [default: 75]",
 )
+@click.option("--shared", is_flag=True, help="Take the read side of a readers-writer lock: many at a time.")
+@click.option("--permits", type=click.IntRange(1), metavar="N", help="Let N run at a time: a semaphore.")
+@click.option("--url", metavar="URL", help="The server.  [default: HOLDFAST_URL, else local://, on this machine]")
+@click.option("--pass-url", is_flag=True, help="Pass the URL, with its password, to COMMAND as HOLDFAST_URL.")
+@click.option("--label", metavar="TEXT", help="A text that identifies the holder.  [default: COMMAND's name]")
 @click.option(
     "--ttl",
     callback=duration(SHORTEST_TTL),
     metavar="DURATION",
     default="30",
-    help="When the lock is free again should this machine fall silent; renewed until then.  [default: 30]",
+    help="The lock is free after this time if it is no longer renewed.  [default: 30]",
 )
 @click.option(
     "--at-least",
     callback=duration(),
     metavar="DURATION",
     default="0",
-    help="Keep the lock at least so long, even if COMMAND ends sooner. For cron jobs on clocks that differ.",
+    help="Leave the lock taken for at least this long, also if COMMAND ends sooner; for clocks that differ.",
 )
 @click.option(
     "--max-hold",
     callback=duration(SHORTEST_TTL),
     metavar="DURATION",
-    help="End COMMAND after so long: SIGTERM, and SIGKILL soon after.",
+    help="End COMMAND after this time: SIGTERM, and SIGKILL soon after.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Say what happens on stderr, as one JSON object per line.")
-@click.option("--quiet", "-q", is_flag=True, help="Say nothing but errors. That the lock is busy is not one.")
+@click.option("--json", "as_json", is_flag=True, help="Write events to stderr, one JSON object per line.")
+@click.option("--quiet", "-q", is_flag=True, help="Write only errors. A busy lock is not an error.")
 @click.pass_context
 def run(
     ctx: click.Context,
     *,
     names: tuple[str, ...],
     wait: float | None,
+    busy_code: int,
+    shared: bool,
+    permits: int | None,
     url: str | None,
     pass_url: bool,
     label: str | None,
@@ -143,17 +151,21 @@ def run(
     as_json: bool,
     quiet: bool,
 ) -> int:
-    """Run COMMAND while holding the lock NAME, and give it back when COMMAND ends.
+    """Run COMMAND while holding the lock NAME, and release the lock when COMMAND ends.
 
-    Of all who ask the same server for the same NAME, one at a time runs. Signals are passed on to COMMAND. Should the
-    lock be lost, COMMAND is ended before anybody else can have it; should holdfast itself be killed, COMMAND is
-    killed too. Several NAMEs are one lock: all of them or none, and none is held while another is waited for.
+    Clients that use the same server and NAME run one at a time. Signals are passed on to COMMAND. If the lock cannot be
+    renewed, COMMAND is ended before another client can acquire it; if it is lost, at once. If holdfast itself is
+    killed, COMMAND is killed too. Several NAMEs are one lock: all of them are acquired, or none.
 
     DURATION is in seconds, or has a unit: 250ms, 90s, 5m, 1h.
     """
     argv: list[str] = ctx.meta["holdfast.argv"]
     if max_hold is not None and at_least > max_hold:
         raise click.UsageError("--at-least is longer than --max-hold; make it shorter", ctx)
+    if shared and permits is not None:
+        raise click.UsageError("--shared and --permits are two kinds of lock; choose one", ctx)
+    if len(names) > 1 and (shared or permits is not None):
+        raise click.UsageError("--shared and --permits take one NAME", ctx)
     voice = Voice(as_json=as_json, quiet=quiet)
     url = url or os.environ.get("HOLDFAST_URL")
     with unblocked_stderr() as start_writing:
@@ -161,12 +173,15 @@ def run(
             url = "local://"
             voice.say(
                 "local",
-                "no server was named, so locks reach no further than this machine (local://); "
-                "name one with --url or HOLDFAST_URL",
+                "no server was named, so locks only work on this machine (local://); "
+                "name a server with --url or HOLDFAST_URL",
             )
         try:
+            client = connect(url)
+            if at_least:
+                client._driver.require("holdfast run --at-least")
             return Run(
-                connect(url),
+                client,
                 sorted(names),
                 argv,
                 voice,
@@ -175,7 +190,15 @@ def run(
                 at_least=at_least,
                 max_hold=max_hold,
                 environment={"HOLDFAST_URL": url if pass_url else None},
-                label=os.path.basename(argv[0])[:LONGEST_LABEL] if label is None else label,
+                label=_label_of(argv[0]) if label is None else label,
+                shared=shared,
+                permits=permits,
+                busy_code=busy_code,
             ).run(when_forked=start_writing)
-        except (InvalidName, InvalidConfig) as error:
+        except (InvalidName, InvalidConfig, Unsupported) as error:
             raise click.UsageError(str(error), ctx) from error
+
+
+def _label_of(command: str) -> str:
+    """The name of the command. Bytes of it that are no text are replaced, and what is too long for a label is cut."""
+    return os.fsencode(os.path.basename(command)).decode(errors="replace")[:MOST_CHARACTERS]

@@ -1,7 +1,6 @@
-"""What the commands of ``holdfast lab`` have in common: the options of a search, its progress, and its bounds in words.
+"""Common parts of the commands of ``holdfast lab``: the options of a search, its progress, and its bounds as text.
 
-What the search needs (Lua, by lupa) is an extra, so it is imported only when a search is asked for: ``--help`` works
-without.
+A search needs an extra (Lua, by lupa), so it is imported only when a search is asked for: ``--help`` works without.
 """
 
 from __future__ import annotations
@@ -21,38 +20,22 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from holdfast.cli import UNAVAILABLE, duration
 
 if TYPE_CHECKING:
-    from holdfast.lab.trace import Findings
-
-__all__ = [
-    "RECIPE",
-    "SEED",
-    "Failure",
-    "bounds",
-    "one_of",
-    "output_file",
-    "progress_bar",
-    "said_again",
-    "search",
-    "searches",
-    "settings",
-    "survey",
-    "within",
-]
+    from holdfast.lab.report.trace import Findings
 
 NONE: Final = "none"
 CLIENTS: Final = 3
 
 
 class Failure(click.ClickException):
-    """It was asked for rightly, and cannot be had here."""
+    """The command is valid, but cannot be carried out here."""
 
     exit_code = UNAVAILABLE
 
 
 def search() -> ModuleType:
-    """The module that searches, or how to get what it needs."""
+    """The module that searches; raises Failure, which says how to install what it needs."""
     try:
-        return import_module("holdfast.lab.survey")
+        return import_module("holdfast.lab.surveys.recipes")
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "lupa":
             raise
@@ -65,7 +48,7 @@ def search() -> ModuleType:
 
 
 def one_of(what: str) -> Callable[[click.Context, click.Parameter, Any], Any]:
-    """A callback for names that the search knows: a list of them in the module that searches, such as ``ROWS``."""
+    """A callback for names that the search knows; ``what`` is a list in the module that searches, such as ``ROWS``."""
 
     def check(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
         if not value or ctx.resilient_parsing:
@@ -76,7 +59,7 @@ def one_of(what: str) -> Callable[[click.Context, click.Parameter, Any], Any]:
         found = []
         for name in [value] if isinstance(value, str) else value:
             if name.lower() not in known:
-                raise click.BadParameter(f"{name!r} is none of {', '.join(known.values())}", ctx, param)
+                raise click.BadParameter(f"{name!r} is not one of {', '.join(known.values())}", ctx, param)
             found.append(known[name.lower()])
         return found[0] if isinstance(value, str) else tuple(dict.fromkeys(found))
 
@@ -89,14 +72,14 @@ RECIPE: Final = click.option(
     multiple=True,
     callback=one_of("ROWS"),
     metavar="NAME",
-    help="Search this one only; may be repeated.",
+    help="Search only this recipe; may be repeated.",
 )
-SEED: Final = click.option("--seed", type=int, default=0, help="Of what is tried at random.  [default: 0]")
+SEED: Final = click.option("--seed", type=int, default=0, help="Seed of the random walks.  [default: 0]")
 
 
 def within(default: str) -> Callable[[Any], Any]:
-    said = f"How long the whole search may take.  [default: {default}]"
-    return click.option("--budget", callback=duration(0.01), metavar="DURATION", default=default, help=said)
+    text = f"How long the whole search may take.  [default: {default}]"
+    return click.option("--budget", callback=duration(0.01), metavar="DURATION", default=default, help=text)
 
 
 SEARCH_OPTIONS: Final = (
@@ -106,10 +89,10 @@ SEARCH_OPTIONS: Final = (
         multiple=True,
         callback=one_of("FAULTS"),
         metavar="KIND",
-        help="Let only this go wrong; may be repeated. 'none' for nothing.  [default: everything]",
+        help="Try only this fault; may be repeated. 'none': no fault.  [default: all but reshard and unconfirmed]",
     ),
-    click.option("--spare-holders", is_flag=True, help="Let nothing befall a client while it has the lock."),
-    click.option("--clients", type=click.IntRange(2, 4), default=CLIENTS, help="How many compete.  [default: 3]"),
+    click.option("--spare-holders", is_flag=True, help="No fault happens to a client while it holds the lock."),
+    click.option("--clients", type=click.IntRange(2, 4), default=CLIENTS, help="Number of clients.  [default: 3]"),
     SEED,
     within("30s"),
 )
@@ -123,7 +106,7 @@ def searches(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def output_file(ctx: click.Context, param: click.Parameter, value: str | None) -> Path | None:
-    """A file to write: it is better refused before a search than after it."""
+    """The file to write, which is checked before the search."""
     if value is None:
         return None
     path = Path(value)
@@ -133,10 +116,10 @@ def output_file(ctx: click.Context, param: click.Parameter, value: str | None) -
 
 
 def settings(*, faults: tuple[str, ...], spare_holders: bool, clients: int, seed: int, budget: float) -> dict[str, Any]:
-    """What the search takes, from what the options say."""
+    """The arguments of the search, from the options of the command."""
     if NONE in faults and len(faults) > 1:
         raise click.UsageError(f"--fault {NONE} and other faults contradict each other")
-    chosen = tuple(name for name in faults or search().FAULTS if name != NONE)
+    chosen = tuple(name for name in faults or search().DEFAULT_FAULTS if name != NONE)
     return {"faults": chosen, "spares_holders": spare_holders, "clients": clients, "seed": seed, "budget": budget}
 
 
@@ -145,7 +128,7 @@ def settings(*, faults: tuple[str, ...], spare_holders: bool, clients: int, seed
 
 @contextmanager
 def progress_bar() -> Iterator[Callable[[Any], None] | None]:
-    """A bar on stderr, if somebody looks at it."""
+    """A progress bar on stderr, if that is a terminal."""
     err = Console(stderr=True, highlight=False)
     if not err.is_terminal:
         yield None
@@ -153,28 +136,28 @@ def progress_bar() -> Iterator[Callable[[Any], None] | None]:
     columns = (
         TextColumn("{task.description}"),
         BarColumn(bar_width=24),
-        TextColumn("{task.fields[said]}", style="dim"),
+        TextColumn("{task.fields[counts]}", style="dim"),
         TimeElapsedColumn(),
     )
     with Progress(*columns, console=err, transient=True) as bar:
-        task = bar.add_task("searching", total=None, said="")
+        task = bar.add_task("searching", total=None, counts="")
 
         def show(at: Any) -> None:
-            said = f"{at.done} of {at.of} recipes, {at.states:,} states, {at.broken} broken"
-            bar.update(task, description=at.row, completed=at.done, total=at.of, said=said)
+            counts = f"{at.done} of {at.of} recipes, {at.states:,} states, {at.broken} broken"
+            bar.update(task, description=at.row, completed=at.done, total=at.of, counts=counts)
 
         yield show
 
 
 def progress_lines() -> Callable[[Any], None]:
-    """A line on stderr for each recipe that is done with: for a log, where a bar is no help."""
+    """A line on stderr for each finished recipe, for logs."""
     done = 0
 
     def show(at: Any) -> None:
         nonlocal done
         if at.done > done:
             done = at.done
-            with suppress(OSError):  # nobody reads it, which is no reason to stop
+            with suppress(OSError):  # stderr is closed: continue the search
                 click.echo(f"{at.row}: {at.states:,} states, {at.broken} broken; {done} of {at.of} recipes", err=True)
 
     return show
@@ -189,19 +172,18 @@ def survey(recipes: tuple[str, ...], asked: dict[str, Any]) -> list[Findings]:
 
 
 def bounds(asked: dict[str, Any]) -> str:
-    """The seed is always said: with it, what was met at random is met again."""
+    """The bounds of a search as text, always with the seed, which reproduces random walks."""
     faults = asked["faults"]
-    going_wrong = "every fault" if len(faults) == len(search().FAULTS) else ", ".join(faults) or "no fault"
+    going_wrong = "every fault" if set(faults) == set(search().DEFAULT_FAULTS) else ", ".join(faults) or "no fault"
     if asked["spares_holders"]:
-        going_wrong += " (holders are spared)"
+        going_wrong += " (no fault while holding)"
     return f"{asked['clients']} clients, {going_wrong}, budget {asked['budget']:g} s, seed {asked['seed']}"
 
 
-def said_again(asked: dict[str, Any]) -> str:
-    """The options of a search that were not left as they are, for another command."""
-    words = (
-        "" if len(asked["faults"]) == len(search().FAULTS) else "".join(f" --fault {kind}" for kind in asked["faults"])
-    )
+def changed_options(asked: dict[str, Any]) -> str:
+    """The options that differ from the defaults, for another command."""
+    is_default = set(asked["faults"]) == set(search().DEFAULT_FAULTS)
+    words = "" if is_default else "".join(f" --fault {kind}" for kind in asked["faults"])
     if not asked["faults"]:
         words = f" --fault {NONE}"
     words += " --spare-holders" if asked["spares_holders"] else ""

@@ -1,4 +1,4 @@
-"""Signals for ``holdfast run``: kept until they can be passed on, or taken as a reason to stop waiting."""
+"""Signals for ``holdfast run``: kept until they are passed on, or raised to end the wait for the lock."""
 
 from __future__ import annotations
 
@@ -14,14 +14,12 @@ from functools import partial
 from types import FrameType
 from typing import Any, Final
 
-__all__ = ["ENDING", "PASSING", "Inbox", "Signalled"]
-
 ENDING: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
-PASSING: Final = (signal.SIGWINCH, signal.SIGTSTP, signal.SIGCONT)  # these mean nothing before there is a command
+PASSING: Final = (signal.SIGWINCH, signal.SIGTSTP, signal.SIGCONT)  # without effect before the command is started
 
 
 class Signalled(KeyboardInterrupt):
-    """A signal came while we waited for the lock. A KeyboardInterrupt, so that the attempt leaves no key behind."""
+    """A signal came during the wait for the lock. A KeyboardInterrupt, so that the attempt leaves no key behind."""
 
     def __init__(self, signum: int) -> None:
         super().__init__()
@@ -29,7 +27,7 @@ class Signalled(KeyboardInterrupt):
 
 
 class Inbox:
-    """Signals and other reasons to wake up, for the main thread."""
+    """Signals and other wake-ups for the main thread."""
 
     def __init__(self) -> None:
         self._interrupts = False
@@ -42,32 +40,32 @@ class Inbox:
 
     def _take_on(self, signals: Sequence[signal.Signals]) -> None:
         for signum in signals:
-            # What was ignored when we came stays so (nohup, a background job of a script), but a parent that ignores
-            # SIGCHLD would keep us from learning how the command ended.
+            # A signal that was ignored at the start stays ignored (nohup, a background job of a script), but not
+            # SIGCHLD: if it is ignored, we cannot learn how the command ended.
             if signum is signal.SIGCHLD or signal.getsignal(signum) is not signal.SIG_IGN:
                 signal.signal(signum, self._receive)
 
     def begin_passing(self) -> None:
-        """From now on there is a command to pass signals on to."""
+        """Pass signals on from now on, because there is a command."""
         self._take_on(PASSING)
-        # While the command has the terminal we are in its background, where a message of ours could stop us.
+        # While the command has the terminal we are in the background, where writing a message could stop us.
         signal.signal(signal.SIGTTOU, signal.SIG_IGN)
 
     def _receive(self, signum: int, frame: FrameType | None) -> None:
         if self._interrupts and signum in ENDING:
-            self._interrupts = False  # once: what it sets off, the removal of a key, must not be cut short
+            self._interrupts = False  # once: a second signal must not interrupt the removal of the key
             raise Signalled(signum)
         if signum != signal.SIGCHLD:
             self._signals.append(signum)
 
     @contextmanager
     def interrupting(self) -> Iterator[None]:
-        """Within, a signal raises Signalled."""
+        """A context in which a signal raises Signalled."""
         hook = sys.unraisablehook
         sys.unraisablehook = partial(self._go_unraised, hook)
         self._interrupts = True
         try:
-            for signum in self.take():  # it came before
+            for signum in self.take():  # came before this context
                 if signum in ENDING:
                     raise Signalled(signum)
             yield
@@ -76,7 +74,7 @@ class Inbox:
             sys.unraisablehook = hook
 
     def _go_unraised(self, hook: Callable[[Any], object], unraisable: Any) -> None:
-        """Out of a destructor nothing can be raised. A signal that has struck there is sent again when that is over."""
+        """Send a signal again that was raised in a destructor, which cannot raise."""
         signalled = unraisable.exc_value
         if not isinstance(signalled, Signalled):
             hook(unraisable)
@@ -92,11 +90,11 @@ class Inbox:
             signals.append(self._signals.popleft())
         return signals
 
-    def ring(self) -> None:
+    def wake(self) -> None:
         try:
             os.write(self._write, b"\0")
         except OSError:
-            pass  # so full that it rings anyway, or closed because all is over
+            pass  # the pipe is full, so the main thread wakes anyway; or it is closed
 
     def wait(self, timeout: float) -> None:
         ready, _, _ = select.select([self._read], [], [], max(0.0, timeout))

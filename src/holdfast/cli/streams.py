@@ -1,9 +1,9 @@
-"""Standard streams of the command line: stderr is never waited for, and none of the three is missing.
+"""Standard streams of the command line: writing to stderr never blocks, and all three streams are open.
 
-Telling must not delay acting. A write to stderr blocks while its pipe is full and nothing reads it, or while its
-terminal is stopped by Ctrl-S; ``holdfast run`` would then pass on no signal, end no command and release no lock. So
-messages go into a bounded queue and a daemon thread writes them; what does not fit, or cannot be written, is dropped.
-O_NONBLOCK would be no solution: it belongs to the open file, which the command and the shell share.
+A write to stderr blocks if its pipe is full and nothing reads it, or if Ctrl-S has stopped its terminal. Then
+``holdfast run`` could not pass on signals, end the command or release the lock. So messages go into a bounded queue,
+and a daemon thread writes them. A message that does not fit, or cannot be written, is dropped. O_NONBLOCK does not
+help: it belongs to the open file, which the command and the shell share.
 """
 
 from __future__ import annotations
@@ -19,28 +19,26 @@ from contextlib import contextmanager
 from queue import SimpleQueue
 from typing import Any, Final
 
-__all__ = ["open_missing_streams", "unblocked_stderr"]
-
 MOST_CHUNKS: Final = 1000
-LAST_WAIT_S: Final = 2.0  # for messages that are still unwritten when all else is done
+LAST_WAIT_S: Final = 2.0  # for messages that are not written yet at the end
 
 
 def open_missing_streams() -> None:
     """Open /dev/null for each standard stream that was closed (``2>&-``).
 
-    Otherwise the next file or socket gets its number, and the command would write to the connection to the server.
+    Otherwise the next file or socket gets that number, and the command may write to the connection to the server.
     """
     for fd, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(fd)
         except OSError:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest free number, which is this one
-        if getattr(sys, name) is None:  # as Python leaves it if the stream was closed
+        if getattr(sys, name) is None:  # because the stream was closed
             setattr(sys, name, os.fdopen(fd, "w" if fd else "r", closefd=False))
 
 
 class Outbox(io.RawIOBase):
-    """A raw stream that never blocks: a thread of its own writes to the file descriptor."""
+    """A raw stream that never blocks: its own thread writes to the file descriptor."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -63,16 +61,16 @@ class Outbox(io.RawIOBase):
         return len(chunk)
 
     def start(self) -> None:
-        """Begin to write. Not before the last fork: a process with threads cannot fork safely."""
+        """Start the writing thread. Call it after the last fork: a process with threads cannot fork safely."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._write_all, name="holdfast-stderr", daemon=True)
             try:
                 self._thread.start()
             except RuntimeError:
-                self._thread = None  # at a limit of threads: the exit code must do
+                self._thread = None  # no thread can be started: only the exit code is left
 
     def finish(self) -> None:
-        """Write what is left, but wait only briefly for a reader."""
+        """Write the remaining messages, but wait only briefly for a reader."""
         self.start()
         self._chunks.put(None)
         if self._thread is not None:
@@ -97,7 +95,7 @@ class Outbox(io.RawIOBase):
 
 @contextmanager
 def unblocked_stderr() -> Iterator[Callable[[], None]]:
-    """Within, sys.stderr never blocks. Yields what starts the writing, to be called after the last fork."""
+    """A context in which sys.stderr never blocks. Call what it yields after the last fork, to start writing."""
     before = sys.stderr
     try:
         outbox = Outbox(before.fileno())

@@ -1,22 +1,22 @@
-"""``holdfast run NAME... -- COMMAND``: a command that runs while it holds a lock, and not a moment longer.
+"""``holdfast run NAME... -- COMMAND``: run a command while a lock is held, and end it before the lock is free.
 
-Theory of operation. The main thread sits in one loop until the command ends. It wakes for signals, which it passes
-on; for news of the command; for the loss of a lease; and at least every second, because a sleeping thread does not
-notice that its machine was suspended. Each time round it compares what is left of the lease with two margins:
+The main thread runs one loop until the command ends. It wakes when a signal arrives, which it passes on, when the
+command ends or stops, when the lease is lost, and at least every second, because a sleeping thread does not notice
+that its machine was suspended. Each time it compares the rest of the lease with these margins:
 
-    remaining < a third of the ttl (at most 10 s)    renewal has been failing for a while: SIGTERM
+    remaining < a third of the ttl (at most 10 s)    renewals have failed for a while: SIGTERM
     remaining < a tenth of the ttl (at most 1 s)     SIGKILL, so that the command is dead before its lock is free
-    remaining < half of that                         the guard's turn, should we not have got round to it
+    remaining < half of that                         the guard process kills, if this process has not done it
 
-A lease that is renewed at a third of its ttl never has less than about half of it left, so a healthy one is far from
-all of them. A lease whose key was taken or deleted is lost already: SIGTERM at once, SIGKILL after a short grace.
-At ``--max-hold`` the command gets SIGTERM, and the lock is renewed until it has really ended.
+A lease that is renewed at a third of its ttl always has about half of it left or more, so a healthy lease reaches none
+of the margins. If the key was taken or deleted, the lease is lost already: SIGTERM now, SIGKILL after a short grace.
+At ``--max-hold`` the command gets SIGTERM, and the lock is renewed until the command has ended.
 
-Several names are one lock (protocol/multi.py): all of them or none, and none is held while another is waited for. So
-there is one lease, and what is said of it names all of them; ``acquired`` then has the fence of each, too.
+Several names are one lock with one lease (protocol/multi.py): all of them are acquired, or none. Messages show all
+names, and the event ``acquired`` also has the fence of each.
 
-What ``--json`` says: waiting, acquired, busy, unavailable, lost, exited and released; and, where people are told more,
-local (no server was named), keeping (--at-least), suspended (Ctrl-Z) and unreleased (the server was gone at the end).
+Events of ``--json``: waiting, acquired, busy, unavailable, lost, exited, released, local (no server was named), left
+(--at-least), suspended (Ctrl-Z), and unreleased (the server did not answer the release).
 """
 
 from __future__ import annotations
@@ -29,47 +29,36 @@ import signal
 import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict
 from typing import Any, Final, NamedTuple
 
-from holdfast.blocking import Client, Lease
+from holdfast.blocking import Client, Lease, Lock
 from holdfast.cli import BUSY, LOST, UNAVAILABLE, USAGE, Voice
 from holdfast.cli.child import Child, Ended, Stopped
-from holdfast.cli.signals import ENDING, Inbox, Signalled
+from holdfast.cli.margins import margins
+from holdfast.cli.signals import Inbox, Signalled
 from holdfast.drivers.clock import now
 from holdfast.errors import HoldfastError, LeaseLost, NotAcquired, NotHeld, Unsupported, rounded
 from holdfast.guard import stamp
-
-__all__ = ["Margins", "Run", "margins"]
+from holdfast.holder import Holder
+from holdfast.protocol.leases import leave_lease
 
 TICK_S: Final = 1.0
 GROUP_TICK_S: Final = 0.02
-LONGEST_NOTICE_S: Final = 10.0
-LONGEST_GRACE_S: Final = 2.0
-SAY_AFTER_S: Final = 0.1  # a lock that is free is had sooner
+SAY_AFTER_S: Final = 0.1  # a free lock is acquired sooner
 
-# What the log says is told by an event or an exit code; a line of text has no place between lines of JSON.
+# Events and exit codes report what is logged; a line of text would break the JSON output.
 logging.getLogger("holdfast").addHandler(logging.NullHandler())
 NOT_EXECUTABLE: Final = 126
 NOT_FOUND: Final = 127
 
 
-class Margins(NamedTuple):
-    """How many seconds before the end of the lease what is done about it."""
-
-    notice: float  # SIGTERM
-    last: float  # SIGKILL
-    grace: float  # between the two where the lease is gone already
-
-
-def margins(ttl: float) -> Margins:
-    return Margins(min(ttl / 3, LONGEST_NOTICE_S), min(ttl / 10, 1.0), min(ttl / 3, LONGEST_GRACE_S))
-
-
-class Doom(NamedTuple):
-    """The command must end, and by when."""
+class Termination(NamedTuple):
+    """The command must end by this time."""
 
     kill_at: float
-    silent: bool  # the server does not answer, so a release would only cost time
+    silent: bool  # the server does not answer, so a release would only take time
 
 
 class Run:
@@ -88,8 +77,12 @@ class Run:
         max_hold: float | None,
         label: str,
         environment: Mapping[str, str | None],
+        shared: bool = False,
+        permits: int | None = None,
+        busy_code: int = BUSY,
     ) -> None:
         self._client = client
+        self._names = names
         self._argv = argv
         self._voice = voice
         self._wait = wait
@@ -97,23 +90,27 @@ class Run:
         self._margins = margins(ttl)
         self._at_least = at_least
         self._max_hold = max_hold
-        # The lock first: a name that cannot be used is refused before anything of this process is changed.
-        self._lock = client.lock(*names, ttl=ttl, label=label, on_lost=self._wake)
+        # The lock comes first: an invalid name is refused before signal handlers are set.
+        options: Any = {"ttl": ttl, "label": label, "on_lost": self._wake}
+        self._lock: Lock[Any] = client.rwlock(names[0], **options).read if shared else client.lock(*names, **options)
+        if permits is not None:
+            self._lock = client.semaphore(names[0], permits, **options)
+        self._busy_code = busy_code
         self._inbox = Inbox()
-        self._lease: Lease  # from when it is held
+        self._lease: Lease  # set when the lock is acquired
         self._changes: dict[str, str | None] = dict(environment)  # to the command's environment; None removes
         self._held_since = 0.0
         self._started = False
-        self._doom: Doom | None = None
+        self._termination: Termination | None = None
         self._told_guard = 0.0
 
     def _wake(self, _: Lease) -> None:
-        self._inbox.ring()
+        self._inbox.wake()
 
     def run(self, when_forked: Callable[[], object] = lambda: None) -> int:
-        """Do it all; the exit code. To be called in the main thread, which must be the only one.
+        """Acquire, run the command, release; returns the exit code. Call it before other threads are started.
 
-        ``when_forked`` is called when threads may be started.
+        ``when_forked`` is called as soon as threads may be started.
         """
         child = Child(self._argv)
         try:
@@ -124,10 +121,10 @@ class Run:
             child.dismiss()
             self._client.close()
 
-    # Taking the lock ------------------------------------------------------------------------------------------------
+    # Acquiring the lock ---------------------------------------------------------------------------------------------
 
     def _acquire(self) -> int | None:
-        """Take it; an exit code if that was in vain, and nothing is held then."""
+        """Acquire the lock; returns None, or an exit code if it is not held."""
         try:
             with self._inbox.interrupting():
                 code = self._acquire_within(self._wait)
@@ -136,11 +133,11 @@ class Run:
         except HoldfastError as error:
             code = self._refused(error)
         if code is not None:
-            # Asked of the lock, because an attempt may have succeeded as it was interrupted, before we heard of it.
+            # Release the lock, not a lease: an interrupted attempt may have acquired it without returning a lease.
             try:
                 self._lock.release()
             except HoldfastError:
-                pass  # not held, or out of reach; then the keeper's last try or the ttl ends it
+                pass  # not held; or the server is silent, and close() or the ttl ends the lease
         return code
 
     def _refused(self, error: HoldfastError) -> int:
@@ -149,7 +146,7 @@ class Run:
             return USAGE
         if isinstance(error, NotAcquired):
             self._voice.say("busy", str(error), name=error.name)
-            return BUSY
+            return self._busy_code
         self._voice.say("unavailable", str(error), error=True)
         return UNAVAILABLE
 
@@ -158,19 +155,28 @@ class Run:
         lease = self._acquire_until(None if patience is None else started + patience)
         waited = round(now() - started, 3)
         if lease is None:
+            holder = self._find_holder()
             self._voice.say(
                 "busy",
-                f"lock {self._lock.name!r} is held by someone else (waited {rounded(waited)} s); "
-                "wait longer with --wait, or come back later",
+                f"lock {self._lock.name!r} is held by {holder or 'another client'} (waited {rounded(waited)} s); "
+                "wait longer with --wait, or try again later",
                 name=self._lock.name,
                 waited=waited,
+                holder=None if holder is None else asdict(holder),
             )
-            return BUSY
+            return self._busy_code
         self._lease = lease
         self._changes.update(_environment(lease))
         fences: dict[str, Any] = {"fences": lease.fences} if len(lease.fences) > 1 else {}
         self._voice.say("acquired", name=lease.name, fence=lease.fence, **fences, waited=waited)
         self._held_since = now()
+        return None
+
+    def _find_holder(self) -> Holder | None:
+        """The holder of the first name that is held; None if it is free again, or this user may not look."""
+        with suppress(HoldfastError):
+            found = (self._client.inspect(name) for name in self._names)
+            return next((info.holders[0] for info in found if info is not None and info.holders), None)
         return None
 
     def _acquire_until(self, until: float | None) -> Lease | None:
@@ -183,7 +189,7 @@ class Run:
         try:
             telling.start()
         except RuntimeError:
-            pass  # no thread can be started: the lock matters more than the message
+            pass  # no thread can be started: go on without the message
         try:
             return lock.acquire(timeout=-1 if left is None else left)
         finally:
@@ -197,8 +203,8 @@ class Run:
 
     def _run(self, child: Child) -> int:
         self._inbox.begin_passing()
-        self._doom = self._judge()  # we may have been stopped on the way here
-        if self._doom is not None:
+        self._termination = self._check_lease()  # this process may have been stopped since the acquire
+        if self._termination is not None:
             self._release()
             return LOST
         self._tell_guard(child)
@@ -208,16 +214,16 @@ class Run:
             return self._not_started(error)
         self._started = True
         code = self._watch(child)
-        if self._doom is not None:
+        if self._termination is not None:
             self._clear_away(child)
         self._voice.say("exited", code=code)
         child.dismiss()
-        if self._doom is not None:
+        if self._termination is not None:
             self._release()
             return LOST
-        lingered = self._linger()
-        lost = self._release()
-        return LOST if lost and not lingered else code
+        rest = self._held_since + self._at_least - now()
+        lost = self._leave(rest) if rest > 0 and not self._lease.lost.is_set() else self._release()
+        return LOST if lost else code
 
     def _not_started(self, error: OSError) -> int:
         missing = error.errno in (errno.ENOENT, errno.ENOTDIR)
@@ -233,56 +239,56 @@ class Run:
         return code
 
     def _watch(self, child: Child) -> int:
-        """Stay with the command until it ends; its exit code."""
+        """Supervise the command until it ends; returns its exit code."""
         tick = min(TICK_S, self._ttl / 10)
         while True:
             for signum in self._inbox.take():
                 child.signal(signum)
             change = child.poll()
             if isinstance(change, Ended):
-                if self._doom is None and change.code == 128 + signal.SIGKILL and now() >= self._told_guard:
+                if self._termination is None and change.code == 128 + signal.SIGKILL and now() >= self._told_guard:
                     reason = "it was not renewed in time, because holdfast was stopped or suspended"
-                    self._doom = self._pronounce(reason, 0.0)
+                    self._termination = self._report_loss(reason, 0.0)
                 return change.code
             if isinstance(change, Stopped):
                 child.suspended(change.signum, self._announce_suspension)
                 continue
-            if self._doom is None:
-                self._doom = self._judge()
-                if self._doom is not None:
+            if self._termination is None:
+                self._termination = self._check_lease()
+                if self._termination is not None:
                     child.signal(signal.SIGTERM)
-                    child.signal(signal.SIGCONT)  # a stopped command could not heed it
+                    child.signal(signal.SIGCONT)  # a stopped command cannot handle SIGTERM
             self._tell_guard(child)
             next_look = now() + tick
-            if self._doom is not None:
-                if now() >= self._doom.kill_at:
+            if self._termination is not None:
+                if now() >= self._termination.kill_at:
                     child.signal(signal.SIGKILL)
                 else:
-                    next_look = min(next_look, self._doom.kill_at)
+                    next_look = min(next_look, self._termination.kill_at)
             elif self._max_hold is not None:
                 next_look = min(next_look, self._held_since + self._max_hold)
             self._inbox.wait(next_look - now())
 
-    def _judge(self) -> Doom | None:
-        """Whether the command must end; if so, say why."""
+    def _check_lease(self) -> Termination | None:
+        """Report a loss or the end of --max-hold, if there is one; returns when the command must end."""
         if self._lease.lost.is_set():
-            return self._pronounce(_why_lost(self._lease), self._margins.grace)
+            return self._report_loss(_why_lost(self._lease), self._margins.grace)
         left = self._lease.remaining()
         if left < self._margins.notice:
-            reason = f"it could not be renewed and ends in {rounded(left)} s (see whether the server is well)"
-            return self._pronounce(reason, left - self._margins.last, silent=True)
+            reason = f"it could not be renewed and ends in {rounded(left)} s (check the server)"
+            return self._report_loss(reason, left - self._margins.last, silent=True)
         if self._max_hold is not None and now() >= self._held_since + self._max_hold:
-            return self._pronounce(f"--max-hold of {rounded(self._max_hold)} s is over", self._margins.notice)
+            return self._report_loss(f"--max-hold of {rounded(self._max_hold)} s is over", self._margins.notice)
         return None
 
-    def _pronounce(self, reason: str, grace: float, *, silent: bool = False) -> Doom:
+    def _report_loss(self, reason: str, grace: float, *, silent: bool = False) -> Termination:
         lease = self._lease
         if not self._started:
             what = "was not started; try again"
         elif grace > 0:
-            what = f"was told to end and is killed in {rounded(grace)} s; see what it left undone"
+            what = f"got SIGTERM and is killed in {rounded(grace)} s; check what it left undone"
         else:
-            what = "was killed; see what it left undone"
+            what = "was killed; check what it left undone"
         self._voice.say(
             "lost",
             f"lock {lease.name!r} is lost: {reason}. The command {what}",
@@ -291,11 +297,11 @@ class Run:
             fence=lease.fence,
             reason=reason,
         )
-        return Doom(now() + grace, silent)
+        return Termination(now() + grace, silent)
 
     def _tell_guard(self, child: Child) -> None:
-        if self._doom is not None:
-            good_until = self._doom.kill_at + self._margins.last / 2
+        if self._termination is not None:
+            good_until = self._termination.kill_at + self._margins.last / 2
         else:
             good_until = now() + self._lease.remaining() - self._margins.last / 2
         if abs(good_until - self._told_guard) > 0.005:
@@ -307,67 +313,70 @@ class Run:
         self._voice.say(
             "suspended",
             f"suspended: lock {self._lease.name!r} is not renewed meanwhile, and the command is killed in "
-            f"{rounded(left)} s",
+            f"{rounded(left)} s unless it is resumed",
             left=round(left, 3),
         )
 
     def _clear_away(self, child: Child) -> None:
-        """The command has ended because it had to; what it started must end by the same time."""
-        assert self._doom is not None
-        while child.signal(0) and now() < self._doom.kill_at:
+        """After the command was ended: end the other processes of its group by the same time."""
+        assert self._termination is not None
+        while child.signal(0) and now() < self._termination.kill_at:
             self._inbox.wait(GROUP_TICK_S)
         child.signal(signal.SIGKILL)
 
-    # Giving the lock back -------------------------------------------------------------------------------------------
+    # Releasing the lock ---------------------------------------------------------------------------------------------
 
-    def _linger(self) -> bool:
-        """Keep the lock for ``--at-least`` so long, or until a signal; whether that took any time."""
-        until, lease = self._held_since + self._at_least, self._lease
-        if now() >= until or lease.lost.is_set():
-            return False
-        self._inbox.take()  # those were for the command
-        self._voice.say(
-            "keeping", f"the command has ended; lock {lease.name!r} is kept for {rounded(until - now())} s more"
+    def _leave(self, rest: float) -> bool:
+        """Leave the lock behind for the rest of ``--at-least``; returns whether it was lost before."""
+        return self._end(
+            lambda: self._client._driver.run(leave_lease(self._lease, rest)),
+            "left",
+            f"the command has ended; lock {self._lease.name!r} stays taken for {rounded(rest)} s more",
+            seconds=round(rest, 3),
         )
-        while now() < until and not any(signum in ENDING for signum in self._inbox.take()):
-            if lease.lost.is_set():
-                break
-            self._inbox.wait(min(until - now(), TICK_S))
-        return True
 
     def _release(self) -> bool:
-        """Give it back; whether it turned out to be lost."""
+        """Release the lock; returns whether it was lost before."""
         lease = self._lease
-        if self._doom is not None and self._doom.silent and lease.remaining() < self._margins.notice:
-            warnings.simplefilter("ignore", ResourceWarning)  # it is dropped on purpose: it ends by itself
-            del lease, self._lease, self._lock  # else close() would wait for the silent server to take it back
+        if self._termination is not None and self._termination.silent and lease.remaining() < self._margins.notice:
+            warnings.simplefilter("ignore", ResourceWarning)  # dropped on purpose: the lease ends by its ttl
+            del lease, self._lease, self._lock  # else close() would wait for the silent server
             return False
+        return self._end(lease.release, "released")
+
+    def _end(self, act: Callable[[], object], event: str, message: str = "", **facts: Any) -> bool:
+        """End the hold in that way, and say so; returns whether it was lost before."""
+        lease = self._lease
         try:
-            lease.release()
+            act()
         except LeaseLost as error:
-            if self._doom is None:
+            if self._termination is None:
                 self._voice.say("lost", str(error), error=True, name=lease.name, fence=lease.fence, reason=error.reason)
             return True
         except HoldfastError as error:
             self._voice.say(
                 "unreleased",
-                f"lock {lease.name!r} was not given back, and ends by itself within {rounded(self._ttl)} s: {error}",
+                f"lock {lease.name!r} was not released, and ends by its ttl within {rounded(self._ttl)} s: {error}",
                 error=True,
                 name=lease.name,
             )
         else:
-            self._voice.say("released", name=lease.name)
+            self._voice.say(event, message, name=lease.name, **facts)
         return False
 
 
 def _environment(lease: Lease) -> dict[str, str | None]:
-    """What changes in the command's. Name, fence and holder are what a guard.Stamp is made of."""
+    """Changes to the command's environment. A guard.Stamp is made of name, fence and holder.
+
+    On an engine without fences there is none, and no Stamp can be made.
+    """
     fences = lease.fences
+    fence: int | None = lease.fence
     return {
         "HOLDFAST_NAME": " ".join(fences),
-        "HOLDFAST_FENCE": str(lease.fence),
+        "HOLDFAST_FENCE": str(fence) if fence is not None else None,
         "HOLDFAST_FENCES": json.dumps(fences, ensure_ascii=False) if len(fences) > 1 else None,
-        "HOLDFAST_HOLDER": stamp(lease, name=next(iter(fences))).holder,
+        "HOLDFAST_HOLDER": stamp(lease, name=next(iter(fences))).holder if fence is not None else None,
     }
 
 

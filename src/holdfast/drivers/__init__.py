@@ -1,1 +1,1 @@
-"""How a protocol is run: with threads, or with asyncio."""
+"""Drivers run protocols: with threads, or with asyncio."""

@@ -1,9 +1,9 @@
 """Runs protocols with asyncio.
 
-``run`` is the whole driver: it performs one effect after the other in the calling task, and awaits nothing but the
-future of a reply or of a bell, for every coroutine in between is paid for by every lock. The keeper is the same loop in
-a task of its own, on the same connection as long as that is well. A client belongs to one event loop at a time; in a
-new loop it starts afresh, and what it held in the old one is lost.
+``run`` is the whole driver: it performs one effect after the other in the calling task. It awaits the futures of
+replies and wake-ups directly, because each coroutine in between would cost every lock. The keeper is the same loop in a
+task of its own, on the same connection while that is healthy. A client belongs to one event loop at a time; in a new
+loop it begins again, and its holds of the old loop are lost.
 """
 
 from __future__ import annotations
@@ -12,67 +12,76 @@ import asyncio
 import inspect
 import logging
 from collections.abc import Callable
+from functools import partial
 from secrets import token_hex
 from time import time
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from holdfast.drivers import clock, forks
 from holdfast.drivers.body import Body
+from holdfast.drivers.observing import Observers
 from holdfast.drivers.traces import cut_short
-from holdfast.engines.redis_aio import Engine, Lifeline
-from holdfast.engines.redis_aio_links import Links
-from holdfast.engines.target import Target
+from holdfast.engines.capabilities import require
+from holdfast.engines.redis.aio.dedicated_connections import DedicatedConnections
+from holdfast.engines.redis.aio.engine import Engine
+from holdfast.engines.redis.aio.standby import StandbyEngine
+from holdfast.engines.redis.cluster.aio import ClusterEngine
+from holdfast.engines.redis.cluster.dedicated import ClusterDedicated
+from holdfast.engines.redis.cluster.standby import ClusterStandby
+from holdfast.engines.redis.target import Target
 from holdfast.errors import HoldfastError, InvalidConfig
-from holdfast.lease import Hold
 from holdfast.protocol import effects as fx
-from holdfast.protocol.bells import Switchboard
 from holdfast.protocol.closing import give_back, lose_all
-from holdfast.protocol.cohort import Cohorts
-from holdfast.protocol.keepalive import Book, keep
-from holdfast.protocol.mutex import GRACE
-
-__all__ = ["Bell", "Driver"]
+from holdfast.protocol.hold import Hold
+from holdfast.protocol.keepalive import LeaseRegistry, keep
+from holdfast.protocol.mutex import CLEANUP_WAIT
+from holdfast.protocol.reporting import lost_event
+from holdfast.protocol.wait.cohort import Cohorts
+from holdfast.protocol.wait.notifications import NotificationRouter
+from holdfast.statistics import NodeStatistics
 
 T = TypeVar("T")
+AnyEngine: TypeAlias = Engine | ClusterEngine | ClusterStandby
 log = logging.getLogger("holdfast")
 
-_LONGEST_TIMER = 86_400.0  # what is still to come then, is waited for again
+_LONGEST_TIMER = 86_400.0  # seconds; a longer wait is repeated
+_NEVER = float("inf")
 
 
-class Bell:
-    """A ring that is kept until somebody waits for it. One waits at a time."""
+class Wakeup:
+    """A wake-up that is kept until the next wait. One task waits at a time."""
 
-    __slots__ = ("_timer", "_waiter", "rung")
+    __slots__ = ("_timer", "_waiter", "woken")
 
     def __init__(self) -> None:
-        self.rung = False
+        self.woken = False
         self._waiter: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
 
-    def ring(self) -> None:
-        self.rung = True
+    def wake(self) -> None:
+        self.woken = True
         waiter = self._waiter
         if waiter is None:
             return
         loop = waiter.get_loop()
         if asyncio._get_running_loop() is loop:
             _wake(waiter)
-        else:  # a lease that nobody has any more may be collected in whatever thread
+        else:  # a dropped lease may be collected in any thread
             try:
                 loop.call_soon_threadsafe(_wake, waiter)
             except RuntimeError:
-                pass  # that loop is closed, and nobody waits there
+                pass  # that loop is closed, so no task waits there
 
-    def stir(self) -> None:
-        """Nothing: a task is as quick to wake up as it is to be woken."""
+    def prewake(self) -> None:
+        """Nothing: a task needs no time to wake up."""
 
     def clear(self) -> None:
-        self.rung = False
+        self.woken = False
 
     def wait(self, loop: asyncio.AbstractEventLoop, until: float) -> asyncio.Future[None]:
-        """A future that is done when it rings, or at that time by our clock. Call ``rest`` after it."""
-        waiter = self._waiter = loop.create_future()
-        if until != float("inf"):
+        """A future that is done at ``wake``, or at that time of our clock. Call ``rest`` after it."""
+        waiter = self._waiter = asyncio.Future(loop=loop)
+        if until != _NEVER:
             self._timer = loop.call_later(min(until - clock.now(), _LONGEST_TIMER), _wake, waiter)
         return waiter
 
@@ -89,98 +98,115 @@ def _wake(waiter: asyncio.Future[None]) -> None:
 
 
 class Shielded(asyncio.Future[Any]):
-    """A reply for which a cancelled task still waits, though not for long.
+    """A reply for which a cancelled task still waits, for CLEANUP_WAIT at most.
 
-    To cancel a task is to cancel what it awaits; if that says no, the task is told of it when the wait is over.
+    Cancelling a task cancels the future that it awaits. If that refuses, the task gets CancelledError after the wait.
     """
 
     __slots__ = ("engine",)
-    engine: (
-        Engine | None
-    )  # until it was cancelled once; set by whoever makes it, as an __init__ would cost as much again
+
+    def __init__(self, engine: AnyEngine, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(loop=loop)
+        self.engine: AnyEngine | None = engine  # until the first cancel()
 
     def cancel(self, msg: object = None) -> bool:
         engine, self.engine = self.engine, None
         if engine is not None and not self.done():
-            self.get_loop().call_later(GRACE, engine.expire, self, GRACE)
+            self.get_loop().call_later(CLEANUP_WAIT, engine.expire, self, CLEANUP_WAIT)
         return False
 
 
 class Driver:
-    """Runs protocols for one client: its engine, its keeper and its book."""
+    """Runs protocols for one client, with its engines, keeper and lease registry."""
 
-    speaks = "redis"
-
-    def __init__(self, target: Target, timeout: float, *, namespace: str = "") -> None:
+    # target: a Target, or that of another engine
+    def __init__(self, target: Any, timeout: float, *, namespace: str = "", observers: Observers | None = None) -> None:
         self.address = target.address
-        self.book = Book(Bell())
-        self.board = Switchboard(self.book, Bell)
-        self.cohorts = Cohorts(Bell)
-        self.engine = Engine(target, timeout, self.board, clock.now)
+        self.require = partial(require, engine=target.engine, address=target.address)  # raises Unsupported
+        self.observers = observers or Observers()
+        self.registry = LeaseRegistry(Wakeup())
+        self.registry.observed = self.observers.listen
+        self.router = NotificationRouter(self.registry, Wakeup)
+        self.cohorts = Cohorts(Wakeup)
+        self.engine: Any  # an Engine, or a ClusterEngine
+        self._standby: Any  # a StandbyEngine, or a ClusterStandby
+        self._dedicated: Any  # DedicatedConnections, or ClusterDedicated
+        if not isinstance(target, Target):
+            self.engine, self._standby, self._dedicated = target.aio_engines(timeout, self.router, clock.now)
+        elif target.seeds:
+            self.engine = ClusterEngine(target, timeout, self.router, clock.now)
+            self._standby, self._dedicated = ClusterStandby(self.engine), ClusterDedicated(self.engine)
+        else:
+            self.engine = Engine(target, timeout, self.router, clock.now)
+            self._standby, self._dedicated = StandbyEngine(self.engine), DedicatedConnections(self.engine)
+        self.registry.keys_expire = target.keys_expire
         self.now = clock.now
-        self.life = 0  # counts event loops and forks
+        self.generation = 0  # counts event loops and forks
         self._namespace = namespace
-        self._lifeline = Lifeline(self.engine)
-        self._links = Links(self.engine)
         self._keeper: asyncio.Task[None] | None = None
-        self._told: set[asyncio.Task[Any]] = set()
-        self._closing: asyncio.Task[Any] | None = None  # the task that closes the client, while it does
+        self._on_lost_tasks: set[asyncio.Task[Any]] = set()
+        self._closing: asyncio.Task[Any] | None = None  # the task that is closing the client
         self._loop: asyncio.AbstractEventLoop | None = None
         self._at_once: dict[type, Callable[[Any], Any]] = {  # effects that need no waiting
             fx.NewToken: lambda effect: clock.new_token(effect.label),
             fx.Caller: lambda _: asyncio.current_task(self._loop),
-            fx.Entrust: self._entrust,
-            fx.Attend: self._attend,
-            fx.Tell: lambda effect: self._tell(effect.hold),
+            fx.DeferCleanup: self._defer_cleanup,
+            fx.ShowPresence: self._attend,
+            fx.ReportLoss: lambda effect: self._tell(effect.hold),
             fx.Warn: lambda effect: log.warning("%s", effect.message),
-            fx.CloseLink: lambda effect: self._links.close(effect.link),
+            fx.Report: lambda effect: self.observers.report(effect.event),
+            fx.CloseConnection: lambda effect: self._dedicated.close(effect.connection),
         }
         self._name_channel()
         forks.watch(self)
 
     def _name_channel(self) -> None:
-        self.board.channel = f"{self._namespace}holdfast:bell:{token_hex(8)}"
+        self.router.channel = f"{self._namespace}holdfast:bell:{token_hex(8)}"
 
-    async def run(self, protocol: fx.Effects[T], engine: Engine | None = None) -> T:  # noqa: PLR0915 (hot, so in one)
+    async def run(self, protocol: fx.Effects[T], engine: AnyEngine | None = None) -> T:  # noqa: PLR0915 (hot, so in one)
         loop = self._loop
         if loop is None or asyncio._get_running_loop() is not loop:
             loop = self._find_loop()
         engine = engine or self.engine
-        submit, now, send, at_once = engine.submit, clock.now, protocol.send, self._at_once
+        # No bound methods and effects in local variables: each waiting task would keep them (benchmarks.crowd).
+        now, at_once = clock.now, self._at_once
         interrupt: BaseException | None = None
-        advance: Any = send
+        failure: BaseException | None = None  # of the last effect
+        effect: Any
         value: Any = None
         try:
             while True:
                 try:
                     while True:
-                        effect = advance(value)
-                        advance = send
+                        if failure is None:
+                            effect = protocol.send(value)
+                        else:
+                            effect = protocol.throw(failure)
+                            failure = None
                         kind = type(effect)
                         if kind is fx.Now:
                             value = time() if effect.wall else now()
                         elif kind is fx.Call:
-                            step, timeout, shielded = effect
-                            if not shielded:
-                                value = await submit(step, timeout)
+                            if not effect.shielded:
+                                value = await engine.submit(effect.step, effect.timeout)
                                 continue
-                            reply = Shielded(loop=loop)
-                            reply.engine = engine
+                            reply = Shielded(engine, loop)
                             try:
-                                value = await submit(step, timeout, reply)
+                                value = await engine.submit(effect.step, effect.timeout, reply)
                             except asyncio.CancelledError as cancelled:
                                 interrupt = cancelled
                                 if not reply.done() or reply.exception() is not None:
-                                    raise  # it had its chance; the caller will not wait for another try
+                                    raise  # the caller does not wait for another attempt
                                 value = reply.result()
                         elif kind is fx.Wait:
-                            bell = effect.bell or Bell()
-                            if not bell.rung:
+                            wakeup, until = effect.wakeup or Wakeup(), effect.until
+                            if not wakeup.woken:
+                                del effect
                                 try:
-                                    await bell.wait(loop, effect.until)
+                                    await wakeup.wait(loop, until)
                                 finally:
-                                    bell.rest()
-                            bell.rung = False  # unless we were cancelled: then it is kept
+                                    wakeup.rest()
+                            wakeup.woken = False  # kept if we were cancelled
                             value = now()
                         elif kind is fx.Attach:
                             body = Body(loop)
@@ -196,61 +222,64 @@ class Driver:
                         elif kind is fx.CallEach:
                             value = await engine.call_each(effect.steps, effect.timeout)
                         elif kind is fx.Listen:
-                            value = await engine.listen(effect.timeout)
+                            value = await engine.listen(effect.timeout, effect.keys)
+                        elif kind is fx.Scan:
+                            value = await self.engine.scan(effect)
                         elif kind is fx.CallOn:
-                            value = await self._links.call_on(effect.link, effect.commands, effect.timeout)
+                            value = await self._dedicated.call_on(effect.connection, effect.commands, effect.timeout)
                         else:
-                            assert kind is fx.OpenLink
-                            value = await self._links.open(effect.timeout)
+                            assert kind is fx.OpenConnection
+                            value = await self._dedicated.open(effect.timeout)
                 except StopIteration as done:
                     if interrupt is not None:
                         raise interrupt from None
                     result: T = done.value
                     return result
                 except BaseException as error:
-                    if fx.is_over(protocol):  # that was its own last word
+                    if fx.is_over(protocol):  # the protocol itself raised it
                         if error.__suppress_context__:
-                            error.__context__ = None  # a StepFailed, which knows this very error
+                            error.__context__ = None  # a StepFailed that refers to this error: a cycle
                         raise interrupt or error from (error.__cause__ if interrupt is None else None)
-                    advance, value = protocol.throw, error
+                    failure = error
                     if not isinstance(error, Exception):  # the task was cancelled
-                        interrupt, value = error, fx.Interrupted()
+                        interrupt, failure = error, fx.Interrupted()
         except HoldfastError as error:
             cut_short(error)
             raise
         finally:
-            value = interrupt = None  # an error keeps alive the frames that it went through, and this is one of them
+            value = interrupt = failure = None  # the error's traceback refers to this frame: break the cycle
 
-    def _entrust(self, effect: fx.Entrust) -> None:
-        self.book.entrust(effect.hold, clock.now())
+    def _defer_cleanup(self, effect: fx.DeferCleanup) -> None:
+        self.registry.defer_cleanup(effect.hold, clock.now())
         self.keep()
 
-    def _attend(self, effect: fx.Attend) -> None:
-        self.book.attend(effect.hold, clock.now())
+    def _attend(self, effect: fx.ShowPresence) -> None:
+        self.registry.show_presence(effect.hold, clock.now())
         self.keep()
 
     def admit(self, hold: Hold) -> None:
-        """A hold begins: the keeper looks after it from now on."""
-        self.book.enter(hold)
+        """Register a hold, so that the keeper renews it."""
+        self.registry.enter(hold)
         self.keep()
 
     def keep(self) -> None:
-        """See to it that the keeper runs."""
-        if (self._keeper is None or self._keeper.done()) and not self.book.closed:  # somebody may have cancelled it
+        """Start the keeper, unless it runs."""
+        if (self._keeper is None or self._keeper.done()) and not self.registry.closed:  # a cancelled keeper is done
             self._keeper = asyncio.get_running_loop().create_task(self._keep(), name="holdfast-keeper")
 
     async def _keep(self) -> None:
-        while not self.book.closed:
+        while not self.registry.closed:
             try:
-                await self.run(keep(self.book), self._lifeline)
+                await self.run(keep(self.registry), self._standby)
             except Exception:
-                log.exception("the keeper of %s stumbled and starts again", self.engine.address)
+                log.exception("renewal loop for %s failed; restarting", self.engine.address)
                 await asyncio.sleep(1.0)
 
     def _tell(self, hold: Hold) -> None:
         self._call_back(hold, hold.observer)
         if self._closing is None or not _is_body_of(hold, self._closing):
             self._call_back(hold, hold.notify)
+        self.observers.report(lost_event(hold, clock.now()))
 
     def _call_back(self, hold: Hold, callback: Callable[[], object] | None) -> None:
         if callback is None:
@@ -261,38 +290,47 @@ class Driver:
             log.exception("on_lost of the lock %r failed", hold.name)
             return
         if inspect.isawaitable(outcome):
-            task = asyncio.ensure_future(_finish_telling(outcome, hold.name))
-            self._told.add(task)
-            task.add_done_callback(self._told.discard)
+            task = asyncio.ensure_future(_finish_on_lost(outcome, hold.name))
+            self._on_lost_tasks.add(task)
+            task.add_done_callback(self._on_lost_tasks.discard)
 
     async def close(self, timeout: float) -> None:
-        """Tell the holders that their leases are lost, give these back, and let go of connections and tasks."""
+        """Mark all leases lost and call on_lost, release them on the server, then end connections and tasks."""
         self._find_loop()
         until, me = clock.now() + timeout, asyncio.current_task()
-        self._closing = me  # whose own bodies are cancelled last, lest that cuts this short
+        self._closing = me  # its own blocks are cancelled last, or that would interrupt closing
         lost: list[Hold] = []
         try:
-            lost = await self.run(lose_all(self.book))
-            others = {task for task in (self._keeper, *self._told) if task is not None and task is not me}
+            lost = await self.run(lose_all(self.registry))
+            others = {task for task in (self._keeper, *self._on_lost_tasks) if task is not None and task is not me}
             if others:
                 await asyncio.wait(others, timeout=max(0.0, until - clock.now()))
-            await self.run(give_back(lost, self.book, self.cohorts, until))
+            await self.run(give_back(lost, self.registry, self.cohorts, until))
         finally:
             if self._keeper is not None and self._keeper is not me:
                 self._keeper.cancel()
-            for hold in list(self.book.holds.values()):
+            for hold in list(self.registry.holds.values()):
                 self.cohorts.leave(hold)
             await self.engine.close()
-            await self._lifeline.close()
-            await self._links.close_all()
-            self.board.look_again()  # wake all waiters, so that they see that the client is closed
+            await self._standby.close()
+            await self._dedicated.close_all()
+            self.router.look_again()  # wake all waiters, so that they see that the client is closed
             self._closing = None
             for hold in lost:
                 if _is_body_of(hold, me):
                     self._tell(hold)
 
+    def nodes(self) -> dict[str, NodeStatistics]:
+        """For ``client.statistics()``."""
+        if isinstance(self.engine, ClusterEngine):
+            return {
+                f"{host}:{port}": _count(node.engine, node.standby, node.dedicated, bool(node.channels.armed))
+                for (host, port), node in list(self.engine.topology.nodes.items())
+            }
+        return {self.address: _count(self.engine, self._standby, self._dedicated, self.router.armed)}
+
     def _find_loop(self) -> asyncio.AbstractEventLoop:
-        """The loop that runs here, and in which we are from now on."""
+        """The running event loop, to which the client moves."""
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
@@ -307,36 +345,50 @@ class Driver:
                 self._begin_anew("the event loop in which it was acquired has ended")
             self._loop = loop
             self.engine.move_to(loop)
-            self._lifeline.move_to(loop)
-            self._links.move_to(loop)
+            self._standby.move_to(loop)
+            self._dedicated.move_to(loop)
         return loop
 
     def forget(self) -> None:
-        """In a forked child: sockets, tasks and leases are the parent's."""
+        """In a forked child: begin again. Sockets, tasks and leases belong to the parent."""
         self._loop = None
         self.engine.forget()
-        self._lifeline.forget()
-        self._links.forget()
+        self._standby.forget()
+        self._dedicated.forget()
         self._begin_anew("this process was forked from the holder; the hold stayed with the parent")
 
     def _begin_anew(self, reason: str) -> None:
-        self.life += 1
-        self.book.disown(reason)
-        self.book.bell = Bell()
-        self.board.forget()
+        self.generation += 1
+        self.registry.disown(reason)
+        self.registry.wakeup = Wakeup()
+        self.router.forget()
         self.cohorts.forget()
         self._name_channel()
         self._keeper = None
 
 
 def _is_body_of(hold: Hold, task: asyncio.Task[Any] | None) -> bool:
-    """Whether to tell of the loss of this hold is to cancel that task."""
+    """Whether a loss of this hold cancels that task."""
     body = getattr(hold.notify, "__self__", None)
     return isinstance(body, Body) and body.task is task
 
 
-async def _finish_telling(outcome: Any, name: str) -> None:
+async def _finish_on_lost(outcome: Any, name: str) -> None:
     try:
         await outcome
     except Exception:
         log.exception("on_lost of the lock %r failed", name)
+
+
+def _count(engine: Any, standby: Any, dedicated: Any, subscribed: bool) -> NodeStatistics:
+    """What a client has at one server."""
+    parts = (engine, standby, dedicated)
+    connections = [connection for part in parts for connection in part.connections() if not connection.lost]
+    return NodeStatistics(
+        connections=len(connections),
+        idle=len(dedicated.idle),
+        queued=len(engine.backlog) + len(standby.backlog),
+        subscribed=subscribed,
+        resp3=any(connection.speaks_resp3() for connection in connections),
+        tracking=any(connection.tracking for connection in connections),
+    )

@@ -1,8 +1,8 @@
 """Runs protocols with threads.
 
 ``run`` is the whole driver: it performs one effect after the other in the calling thread. The keeper is the same loop
-in a daemon thread. Its steps go over the wire, like those that watch a key, because the server tells a connection of
-what others write, and not of what it writes itself.
+in a daemon thread. Its steps, and all steps that watch a key, go over the shared connection, because client tracking
+reports to a connection what other connections write.
 """
 
 from __future__ import annotations
@@ -13,128 +13,140 @@ import queue
 import sys
 import threading
 import time
+from functools import partial
 from secrets import token_hex
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from holdfast.drivers import clock, forks
+from holdfast.drivers.observing import Observers
 from holdfast.drivers.traces import cut_short
 from holdfast.engines import greenlets
-from holdfast.engines.redis import Engine
-from holdfast.engines.redis_wire import Wire
-from holdfast.engines.target import Target
+from holdfast.engines.capabilities import require
+from holdfast.engines.redis.blocking.engine import Engine
+from holdfast.engines.redis.blocking.shared_connection import SharedConnection, engines
+from holdfast.engines.redis.cluster.blocking import ClusterEngine, cluster_engines
+from holdfast.engines.redis.target import Target
 from holdfast.errors import HoldfastError
-from holdfast.lease import Hold
 from holdfast.protocol import effects as fx
-from holdfast.protocol.bells import Switchboard
 from holdfast.protocol.closing import give_back, lose_all
-from holdfast.protocol.cohort import Cohorts
-from holdfast.protocol.keepalive import Book, keep
-
-__all__ = ["Bell", "Driver", "Owner"]
+from holdfast.protocol.hold import Hold
+from holdfast.protocol.keepalive import LeaseRegistry, keep
+from holdfast.protocol.reporting import lost_event
+from holdfast.protocol.wait.cohort import Cohorts
+from holdfast.protocol.wait.notifications import NotificationRouter
+from holdfast.statistics import NodeStatistics
 
 T = TypeVar("T")
+AnyEngine: TypeAlias = Engine | SharedConnection | ClusterEngine
 log = logging.getLogger("holdfast")
 
-# Waiters' steps under way at once: each needs a connection, and a turn of the interpreter (benchmarks.crowd).
-_MOST_ASKS = 32
-_SPREAD = 0.3  # seconds: tasks of an event loop give up one after the other anyway, threads all at once
-_COMPLAINS_EVERY = 60.0  # seconds
-_MOST_NAMED = 5  # locks in one line of the log
+# Waiters' steps in flight: each needs a connection and the interpreter (benchmarks.crowd).
+_MOST_ASKING = 32
+_SPREAD = 0.3  # seconds over which waiting threads give up one after the other, as tasks of an event loop do anyway
+_LOG_EVERY = 60.0  # seconds
+_MOST_NAMED = 5  # locks in one log line
 
 
 class Owner:
-    """A thread, as the owner of what it acquires. (Its number is given to another thread after it has ended.)"""
+    """Stands for a thread as the owner of its holds. Thread idents are reused after a thread has ended."""
 
     __slots__ = ("__weakref__",)
 
 
-class Bell:
-    """A lock that is held as long as the bell has not rung.
+class Wakeup:
+    """A lock that is held until ``wake``.
 
-    Ringing is one operation, so it may be done from any thread and from a signal handler that strikes the very thread
-    that waits. threading.Event is neither that (it has a lock of its own) nor quick.
+    ``wake`` is one operation, so any thread may call it, and a signal handler in the waiting thread too. With
+    threading.Event the handler could deadlock, because an Event has a lock inside.
     """
 
-    __slots__ = ("_silent",)
+    __slots__ = ("_asleep",)
 
     def __init__(self) -> None:
-        self._silent = _thread.allocate_lock()
-        self._silent.acquire()
+        self._asleep = _thread.allocate_lock()
+        self._asleep.acquire()
 
-    def ring(self) -> None:
-        if self._silent.locked():  # else it has rung already, and nobody has heard it yet
+    def wake(self) -> None:
+        if self._asleep.locked():  # else the wake-up is pending already
             try:
-                self._silent.release()
+                self._asleep.release()
             except RuntimeError:
-                pass  # likewise, since just now
+                pass  # another thread was quicker
 
-    # A thread takes its time to wake up, and its core too. Meanwhile we can do what is left to do before it may go on.
-    stir = ring
+    # A thread needs time to wake up, which overlaps with the caller's remaining work.
+    prewake = wake
 
     def clear(self) -> None:
-        self._silent.acquire(blocking=False)
+        self._asleep.acquire(blocking=False)
 
     def wait(self, seconds: float) -> None:
-        """For one caller at a time. A ring is heard once."""
+        """Wait for ``wake``, which ends one wait. One caller at a time."""
         if seconds > threading.TIMEOUT_MAX:
-            self._silent.acquire()  # a timer that never goes off would have to be set all the same
+            self._asleep.acquire()  # no timeout, because Python would set a timer for it
         elif seconds > 0:
-            self._silent.acquire(timeout=seconds)
+            self._asleep.acquire(timeout=seconds)
         else:
-            self._silent.acquire(blocking=False)
+            self._asleep.acquire(blocking=False)
 
 
 class Driver:
-    """Runs protocols for one client: its engine, its wire, its keeper and its book."""
+    """Runs protocols for one client, with its engine, shared connection, keeper and lease registry."""
 
-    speaks = "redis"
-
-    def __init__(self, target: Target, *, namespace: str = "") -> None:
+    # target: a Target, or that of another engine
+    def __init__(self, target: Any, *, namespace: str = "", observers: Observers | None = None) -> None:
         self.address = target.address
-        self.engine = Engine(target)
-        self.book = Book(Bell())
-        self.board = Switchboard(self.book, Bell, _MOST_ASKS)
-        self.book.crowd.spread_over = _SPREAD
-        self.cohorts = Cohorts(Bell)
-        self.engine.spare = self.wire = Wire(target, self.board, clock.now, self.engine)
+        self.require = partial(require, engine=target.engine, address=target.address)  # raises Unsupported
+        self.observers = observers or Observers()
+        self.registry = LeaseRegistry(Wakeup())
+        self.registry.observed = self.observers.listen
+        self.router = NotificationRouter(self.registry, Wakeup, _MOST_ASKING)
+        self.registry.crowd.spread_over = _SPREAD
+        self.cohorts = Cohorts(Wakeup)
+        self.engine: Any  # an Engine, or a ClusterEngine
+        self.shared: Any  # a SharedConnection, or ClusterConnections
+        if isinstance(target, Target):
+            self.engine, self.shared = (cluster_engines if target.seeds else engines)(target, self.router, clock.now)
+        else:
+            self.engine, self.shared = target.blocking_engines(self.router, clock.now)
+        self.registry.keys_expire = target.keys_expire
         self.now = clock.now
-        self.life = 0  # counts forks
+        self.generation = 0  # counts forks
         self._namespace = namespace
         self._keeper: threading.Thread | None = None
-        self._teller: threading.Thread | None = None
-        self._news: queue.SimpleQueue[Hold | None] = queue.SimpleQueue()  # of losses, to be told
+        self._on_lost_thread: threading.Thread | None = None
+        self._lost: queue.SimpleQueue[Hold | None] = queue.SimpleQueue()  # holds whose on_lost is to be called
         self._starting = threading.Lock()
         self._marks: list[greenlets.Mark] = []
-        self._complain_at = 0.0  # when to say again that leases are not renewed
-        self._here = threading.local()  # made here, since gevent may have replaced it after our import
+        self._log_at = 0.0  # when to log again that leases are not renewed
+        self._here = threading.local()  # made here, because gevent may replace it after our import
         self._name_channel()
         forks.watch(self)
 
     def _name_channel(self) -> None:
-        self.board.channel = f"{self._namespace}holdfast:bell:{token_hex(8)}"
+        self.router.channel = f"{self._namespace}holdfast:bell:{token_hex(8)}"
 
     def caller(self) -> Owner:
-        """The calling thread; under gevent, the calling greenlet."""
+        """The owner of the calling thread, or under gevent of the calling greenlet."""
         try:
             owner: Owner = self._here.owner
         except AttributeError:
             owner = self._here.owner = Owner()
         return owner
 
-    def run(self, protocol: fx.Effects[T], engine: Engine | Wire | None = None) -> T:
+    def run(self, protocol: fx.Effects[T], engine: AnyEngine | None = None) -> T:
         try:
             return self._drive(protocol, engine, protocol.send, None)
         except BaseException as error:
-            # Ctrl-C between two effects can hit the driver itself; the protocol must still have its clean-up.
+            # Ctrl-C between two effects can hit the driver itself; the protocol must still clean up.
             if fx.is_over(protocol):
                 if isinstance(error, HoldfastError):
                     cut_short(error)
                 raise
             if not fx.is_begun(protocol):
-                protocol.send(None)  # what has not begun cannot clean up: let it come to its first effect
+                protocol.send(None)  # run to its first effect: a generator that has not begun cannot clean up
             return self._drive(protocol, engine, protocol.throw, error)
 
-    def _drive(self, protocol: fx.Effects[T], engine: Engine | Wire | None, advance: Any, value: Any) -> T:
+    def _drive(self, protocol: fx.Effects[T], engine: AnyEngine | None, advance: Any, value: Any) -> T:
         call = (engine or self.engine).call
         interrupt: BaseException | None = None
         send, now = protocol.send, clock.now
@@ -152,7 +164,7 @@ class Driver:
                         elif kind is fx.Call:
                             step = effect.step
                             if type(step) is fx.Step and step.watch:
-                                value = self.wire.call(step, effect.timeout)
+                                value = self.shared.call(step, effect.timeout)
                             else:
                                 value = call(step, effect.timeout)
                         elif kind is fx.Caller:
@@ -160,11 +172,11 @@ class Driver:
                         elif kind is fx.NewToken:
                             value = clock.new_token(effect.label)
                         elif kind is fx.Wait:
-                            if self._keeper is None and (self.book.holds or self.book.chores):
-                                self.keep()  # an earlier attempt to start it has failed
-                            value = _wait(effect.bell, effect.until)
+                            if self._keeper is None and (self.registry.holds or self.registry.cleanups):
+                                self.keep()  # an earlier attempt to start it failed
+                            value = _wait(effect.wakeup, effect.until)
                         elif kind is fx.Attach:
-                            value = self.caller(), None  # a thread cannot be cancelled; its body has lost and check()
+                            value = self.caller(), None  # a thread cannot be cancelled; the body can call check()
                         else:
                             value = self._perform(effect, engine)
                 except StopIteration as done:
@@ -173,65 +185,69 @@ class Driver:
                     result: T = done.value
                     return result
                 except BaseException as error:
-                    if fx.is_over(protocol):  # that was its own last word
+                    if fx.is_over(protocol):  # the protocol itself raised it
                         if error.__suppress_context__:
-                            error.__context__ = None  # a StepFailed, which knows this very error
+                            error.__context__ = None  # a StepFailed that refers to this error: a cycle
                         raise interrupt or error from (error.__cause__ if interrupt is None else None)
                     advance, value = protocol.throw, error
-                    if not isinstance(error, Exception):  # Ctrl-C, or whatever a signal handler raises, here or there
+                    if not isinstance(error, Exception):  # Ctrl-C, or an exception of a signal handler
                         interrupt, value = error, fx.Interrupted()
         finally:
-            value = interrupt = None  # an error keeps alive the frames that it went through, and this is one of them
+            value = interrupt = None  # the error's traceback refers to this frame: break the cycle
 
-    def _perform(self, effect: fx.Effect, engine: Engine | Wire | None) -> Any:
+    def _perform(self, effect: fx.Effect, engine: AnyEngine | None) -> Any:
         if isinstance(effect, fx.CallEach):
             return (engine or self.engine).call_each(effect.steps, effect.timeout)
+        if isinstance(effect, fx.Scan):
+            return self.engine.scan(effect)
         if isinstance(effect, fx.Listen):
-            return self.wire.listen(effect.timeout)
-        if isinstance(effect, fx.Entrust):
-            self.book.entrust(effect.hold, clock.now())
+            return self.shared.listen(effect.timeout, effect.keys)
+        if isinstance(effect, fx.DeferCleanup):
+            self.registry.defer_cleanup(effect.hold, clock.now())
             return self.keep()
-        if isinstance(effect, fx.Attend):
-            self.book.attend(effect.hold, clock.now())
+        if isinstance(effect, fx.ShowPresence):
+            self.registry.show_presence(effect.hold, clock.now())
             return self.keep()
         if isinstance(effect, fx.CallOn):
-            return self.engine.call_on(effect.link, effect.commands, effect.timeout)
-        if isinstance(effect, fx.OpenLink):
-            return self.engine.open_link(effect.timeout)
-        if isinstance(effect, fx.CloseLink):
-            return self.engine.close_link(effect.link)
+            return self.engine.call_on(effect.connection, effect.commands, effect.timeout)
+        if isinstance(effect, fx.OpenConnection):
+            return self.engine.open_connection(effect.timeout)
+        if isinstance(effect, fx.CloseConnection):
+            return self.engine.close_connection(effect.connection)
         if isinstance(effect, fx.Warn):
             return log.warning("%s", effect.message)
-        assert isinstance(effect, fx.Tell)
+        if isinstance(effect, fx.Report):
+            return self.observers.report(effect.event)
+        assert isinstance(effect, fx.ReportLoss)
         return self._tell(effect.hold)
 
     def admit(self, hold: Hold) -> None:
-        """A hold begins: the keeper looks after it from now on."""
-        self.book.enter(hold)
+        """Register a hold, so that the keeper renews it."""
+        self.registry.enter(hold)
         if self._keeper is None:
             self.keep()
 
     def keep(self) -> None:
-        """See to it that the keeper runs."""
+        """Start the keeper, unless it runs."""
         if self._keeper is not None:
             return
         try:
             with self._starting:
-                if self._keeper is None and not self.book.closed:
+                if self._keeper is None and not self.registry.closed:
                     keeper = threading.Thread(target=self._keep, name="holdfast-keeper", daemon=True)
                     keeper.start()
                     self._keeper = keeper
-                    self.wire.start()  # the keeper will need it soon; count it among our threads from now on
+                    self.shared.start()  # the keeper needs it soon; started here, so that both fail or start together
         except RuntimeError as error:
-            if not _is_exiting(error):  # else the lease ends, too, by its ttl
-                self._complain(error)
+            if not _is_exiting(error):  # else the lease ends by its ttl
+                self._log_not_renewed(error)
 
-    def _complain(self, error: RuntimeError) -> None:
-        """Log that leases are not renewed; once a minute, for every acquire and every wait tries again."""
-        if (now := clock.now()) < self._complain_at:
+    def _log_not_renewed(self, error: RuntimeError) -> None:
+        """Log that leases are not renewed, at most once a minute: each acquire and each wait tries again."""
+        if (now := clock.now()) < self._log_at:
             return
-        self._complain_at = now + _COMPLAINS_EVERY
-        names = [repr(hold.name) for hold in list(self.book.holds)[:_MOST_NAMED]]
+        self._log_at = now + _LOG_EVERY
+        names = [repr(hold.name) for hold in list(self.registry.holds)[:_MOST_NAMED]]
         log.error(
             "leases of %s are not renewed and end with their ttl (%s), because no thread can be started: %s. Let other "
             "threads end, or raise the limit (ulimit -u, or that of the container); the next acquire tries again",
@@ -242,77 +258,96 @@ class Driver:
 
     def _keep(self) -> None:
         self._marks += greenlets.mark()
-        while not self.book.closed:
+        while not self.registry.closed:
             try:
-                self.run(keep(self.book), self.wire)
+                self.run(keep(self.registry), self.shared)
             except Exception:
-                log.exception("the keeper of %s stumbled and starts again", self.engine.address)
+                log.exception("renewal loop for %s failed; restarting", self.engine.address)
                 time.sleep(1.0)
 
     def _tell(self, hold: Hold) -> None:
-        """Call on_lost, in a thread for that: what it does must not hold up the renewal of other leases."""
+        """Call on_lost in a thread of its own, so that it cannot delay the renewal of other leases."""
+        self._notify(hold)
+        self.observers.report(lost_event(hold, clock.now()))
+
+    def _notify(self, hold: Hold) -> None:
         if hold.notify is None:
             return
         try:
             with self._starting:
-                if self._teller is None:
-                    teller = threading.Thread(target=self._tell_all, name="holdfast-on-lost", daemon=True)
-                    teller.start()
-                    self._teller = teller
+                if self._on_lost_thread is None:
+                    thread = threading.Thread(target=self._call_on_lost_of_all, name="holdfast-on-lost", daemon=True)
+                    thread.start()
+                    self._on_lost_thread = thread
         except RuntimeError as error:
-            if not _is_exiting(error):  # else on_lost can run nowhere
+            if not _is_exiting(error):  # else on_lost cannot run at all
                 log.error(
-                    "on_lost of the lock %r runs in the thread that found the loss, because no other can be started: "
-                    "%s. Renewals may have to wait for it",
+                    "on_lost of the lock %r runs in the thread that found the loss, because no thread can be started: "
+                    "%s. It may delay renewals",
                     hold.name,
                     error,
                 )
                 _call_on_lost(hold)
             return
-        self._news.put(hold)
+        self._lost.put(hold)
 
-    def _tell_all(self) -> None:
+    def _call_on_lost_of_all(self) -> None:
         self._marks += greenlets.mark()
-        while (hold := self._news.get()) is not None:
+        while (hold := self._lost.get()) is not None:
             _call_on_lost(hold)
-            del hold  # which may be the last to know of its lease
+            del hold  # it may be the last reference to its lease
 
     def close(self, timeout: float) -> None:
-        """Tell the holders that their leases are lost, give these back, and let go of connections and threads."""
+        """Mark all leases lost and call on_lost, release them on the server, then end connections and threads."""
         until = clock.now() + timeout
         try:
-            lost = self.run(lose_all(self.book))
-            self._news.put(None)  # the thread that calls on_lost ends after the last of them
-            for thread in (self._teller, self._keeper):
+            lost = self.run(lose_all(self.registry))
+            self._lost.put(None)  # ends the on-lost thread, after its last call
+            for thread in (self._on_lost_thread, self._keeper):
                 if thread is not None and thread is not threading.current_thread():
                     thread.join(max(0.0, until - clock.now()))
-            self.run(give_back(lost, self.book, self.cohorts, until))
+            self.run(give_back(lost, self.registry, self.cohorts, until))
         finally:
-            for hold in list(self.book.holds.values()):
+            for hold in list(self.registry.holds.values()):
                 self.cohorts.leave(hold)
             self.engine.close()
-            self.wire.close()
-            self.board.look_again()  # wake all waiters, so that they see that the client is closed
+            self.shared.close()
+            self.router.look_again()  # wake all waiters, so that they see that the client is closed
+
+    def nodes(self) -> dict[str, NodeStatistics]:
+        """For ``client.statistics()``."""
+        if isinstance(self.engine, ClusterEngine):
+            return {
+                f"{host}:{port}": _count(node.engine, node.shared, bool(node.channels.armed))
+                for (host, port), node in list(self.engine.topology.nodes.items())
+            }
+        return {self.address: _count(self.engine, self.shared, self.router.armed)}
+
+    def servers(self, timeout: float) -> dict[str, Any]:
+        """An engine for each server by itself, by address; of a cluster, for each primary."""
+        if isinstance(self.engine, ClusterEngine):
+            return {f"{node.address[0]}:{node.address[1]}": node.engine for node in self.engine.primaries(timeout)}
+        return {self.engine.address: self.engine}
 
     def forget(self) -> None:
-        """In a forked child: threads are gone, and sockets, locks and leases are the parent's."""
-        self.life += 1
+        """In a forked child: begin again. Threads do not exist here; sockets and leases belong to the parent."""
+        self.generation += 1
         while self._marks:
             self._marks.pop().end()
         self.engine.forget()
-        self.wire.forget()
-        self.book.disown("this process was forked from the holder; the hold stayed with the parent")
-        self.book.bell = Bell()
-        self.board.forget()
+        self.shared.forget()
+        self.registry.disown("this process was forked from the holder; the hold stayed with the parent")
+        self.registry.wakeup = Wakeup()
+        self.router.forget()
         self.cohorts.forget()
         self._name_channel()
-        self._keeper = self._teller = None
-        self._news = queue.SimpleQueue()
+        self._keeper = self._on_lost_thread = None
+        self._lost = queue.SimpleQueue()
         self._starting = threading.Lock()
 
 
 def _is_exiting(error: RuntimeError) -> bool:
-    """Whether a thread could not be started because the interpreter is exiting, and not because there are too many."""
+    """Whether a thread could not be started because the interpreter is exiting, not because there are too many."""
     return sys.is_finalizing() or "shutdown" in str(error)
 
 
@@ -324,10 +359,24 @@ def _call_on_lost(hold: Hold) -> None:
         log.exception("on_lost of the lock %r failed", hold.name)
 
 
-def _wait(bell: fx.Bell | None, until: float) -> float:
+def _wait(wakeup: fx.Wakeup | None, until: float) -> float:
     left = until - clock.now()
-    if isinstance(bell, Bell):
-        bell.wait(left)
+    if isinstance(wakeup, Wakeup):
+        wakeup.wait(left)
     elif left > 0:
         time.sleep(min(left, threading.TIMEOUT_MAX))
     return clock.now()
+
+
+def _count(engine: Any, shared: Any, subscribed: bool) -> NodeStatistics:
+    """What a client has at one server."""
+    pooled, idle = engine.count_connections()
+    connections, queued = shared.load()
+    return NodeStatistics(
+        connections=pooled + len(connections),
+        idle=idle,
+        queued=queued,
+        subscribed=subscribed,
+        resp3=any(connection.resp3 for connection in connections),
+        tracking=any(connection.tracking for connection in connections),
+    )

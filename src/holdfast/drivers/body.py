@@ -1,14 +1,12 @@
-"""The body of an ``async with``, which is cancelled when the lease that it relies on is lost.
+"""The body of an ``async with``, which is cancelled when its lease is lost.
 
-As asyncio.timeout does it: the task is cancelled once, and on the way out that one cancellation is taken back and
-becomes an error, unless somebody else has cancelled the task too, in which case theirs goes on.
+As in asyncio.timeout, the task is cancelled once. On the way out that cancellation is taken back and becomes an error.
+If other code has cancelled the task too, the task stays cancelled.
 """
 
 from __future__ import annotations
 
 import asyncio
-
-__all__ = ["Body"]
 
 
 class Body:
@@ -18,7 +16,7 @@ class Body:
         task = asyncio.current_task(loop)
         assert task is not None
         self.task = task
-        self.cut = False  # we have cancelled it
+        self.cut = False  # whether we have cancelled it
         self._others = task.cancelling()
 
     def cancel(self) -> None:
@@ -27,14 +25,14 @@ class Body:
             self.task.cancel("the lease of this block was lost")
 
     async def leave(self, error: BaseException | None) -> tuple[BaseException | None, bool]:
-        """The error of a body that we have cancelled, less that cancellation; and whether it was what ended it."""
+        """The body's error, or None for our own cancellation; and whether our cancellation ended the body."""
         ours_alone = self.task.uncancel() <= self._others
         if isinstance(error, asyncio.CancelledError):
             return (None, True) if ours_alone else (error, False)
         if ours_alone:
             try:
-                await asyncio.sleep(0)  # the body ended before our cancellation reached it: it is met here
+                await asyncio.sleep(0)  # the body ended before our cancellation arrived, which is raised here
             except asyncio.CancelledError as cancelled:
-                if self.task.cancelling() > self._others:  # and with it somebody else's, which goes on
+                if self.task.cancelling() > self._others:  # other code cancelled the task too
                     return cancelled, False
         return error, False

@@ -1,4 +1,4 @@
-"""What a forked child must know: whatever a driver has, connections, threads, leases, is the parent's."""
+"""Forks: connections, threads and leases of a driver belong to the parent, so a child must forget them."""
 
 from __future__ import annotations
 
@@ -6,19 +6,17 @@ import os
 from typing import Protocol
 from weakref import WeakSet
 
-__all__ = ["watch"]
-
 
 class Forgetful(Protocol):
     def forget(self) -> None:
-        """In a forked child: let go of everything, without a word to the server."""
+        """In a forked child: drop everything, and send nothing to the server."""
 
 
 _drivers: WeakSet[Forgetful] = WeakSet()
 
 
 def watch(driver: Forgetful) -> None:
-    """See to it that this driver forgets in every forked child."""
+    """Call ``forget`` of this driver in every forked child."""
     _drivers.add(driver)
 
 

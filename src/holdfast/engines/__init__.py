@@ -1,1 +1,1 @@
-"""What a step runs on."""
+"""Engines run the steps of protocols: on Redis or Valkey (``redis``), or on an embedded server (``local``)."""

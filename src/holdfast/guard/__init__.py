@@ -1,4 +1,4 @@
-"""Fences that are enforced: writes which the resource refuses once a later holder has written.
+"""Guarded writes: a resource refuses a write once a later holder has written.
 
     from holdfast import guard
 
@@ -7,8 +7,8 @@
         guard.Table("orders", key="id").put(connection, {"id": 42, "state": "paid"}, lease)
         guard.replace_file("order-42.json", data, lease)
 
-Each raises StaleFence if the holder was succeeded meanwhile, and writes nothing. The rule is told in
-``guard/stamp.py``. The connections are the caller's, and so are the errors of their libraries, which pass as they are.
+Each raises StaleFence, and writes nothing, if the holder was succeeded meanwhile. ``guard/stamp.py`` states the rule.
+The connections are the caller's; errors of their libraries are raised unchanged.
 """
 
 from holdfast.guard.file import enter_file, replace_file

@@ -1,19 +1,19 @@
-"""A file that is replaced as a whole, unless a later holder has replaced it before us.
+"""A file that is replaced as a whole, unless a later holder has replaced it.
 
-Beside ``report.json`` stand ``report.json.fence``, the fence and the holder of its last write, and
-``report.json.lock``, an empty file that is locked (flock) from the comparison to the replacement, so that for the
-processes of this machine they are one step. Readers lock nothing: they find the old file or the new one.
+Beside ``report.json`` are ``report.json.fence``, with the fence and the holder of its last write, and
+``report.json.lock``, an empty file that is locked (flock) from the comparison to the replacement, so that they are one
+step for the processes of this machine. Readers need no lock: they find the old file or the new one.
 
-What is written first? The fence. Whoever crashes in between leaves a fence that is greater than that of the data, which
-harms nobody: the next holder's is greater still. The other order would leave new data under an old fence, and a
-stale holder could replace them. Each of the two is written to a file of its own, synced, renamed, and the directory
-synced, so that the order is also that of the disk.
+The fence is written first. A crash in between leaves a fence above that of the data, which does no harm: the next
+holder's is greater still. The other order would leave new data under an old fence, and a stale holder could replace
+them. Each file is written under a temporary name, synced, renamed, and its directory synced, so that the disk keeps the
+same order.
 
-The data are written before the lock is taken, so that it is held for a moment only. A process that is stopped in just
-that moment makes the others wait, as it must: when it wakes, its next step is to rename.
+The data are written before the lock is taken, so that it is held briefly. If a process is stopped while it holds the
+lock, the others must wait: its next step is a rename.
 
-What is written to is ``report.json.<random>.tmp``, locked by whoever writes it. One that nobody has locked was left by
-a crash. The first write of the next holder removes it.
+The temporary file is ``report.json.<random>.tmp``, locked by its writer. An unlocked one was left by a crash; the first
+write of the next holder removes it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from holdfast.options import seconds
 __all__ = ["enter_file", "replace_file"]
 
 _POLL: Final = 0.005
-# A directory that others may write to can hold a link to a file elsewhere, or a FIFO, on which open() would wait.
+# Another user of the directory may put a link to a file elsewhere there, or a FIFO, on which open() would wait.
 _READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _RECORD: Final = re.compile(r"([0-9]{1,16}) (\S+)\s*")
 
@@ -51,17 +51,17 @@ def replace_file(
     name: str | None = None,
     wait: float = 10.0,
 ) -> None:
-    """Replace the file by one with these data (a str is encoded as UTF-8); StaleFence if a later holder has done so.
+    """Replace the file by these data (a str is encoded as UTF-8); StaleFence if a later holder has written.
 
-    It keeps the mode of the file that it replaces, and its owner if it may. ``wait`` is for how many seconds another
-    process may be at it.
+    The new file keeps the mode of the old one, and its owner if permitted. ``wait``: seconds to wait while another
+    process writes.
     """
     seconds("wait", wait)
-    claim = stamp(lease, name=name)
+    ours = stamp(lease, name=name)
     target = _resolve(path)
     content = _content(data)
-    with _temporary(target, content) as fresh, _alone(target, wait):
-        _raise_fence(target, claim, str(path))
+    with _temporary(target, content) as fresh, _file_lock(target, wait):
+        _raise_fence(target, ours, str(path))
         _rename(fresh, target)
 
 
@@ -70,10 +70,10 @@ def enter_file(
 ) -> None:
     """Refuse earlier holders from now on, and replace nothing. Do it before you read what you will change."""
     seconds("wait", wait)
-    claim = stamp(lease, name=name)
+    ours = stamp(lease, name=name)
     target = _resolve(path)
-    with _alone(target, wait):
-        _raise_fence(target, claim, str(path))
+    with _file_lock(target, wait):
+        _raise_fence(target, ours, str(path))
 
 
 def _content(data: bytes | str) -> bytes:
@@ -89,21 +89,21 @@ def _content(data: bytes | str) -> bytes:
 
 
 def _resolve(path: str | os.PathLike[str]) -> Path:
-    """The file that a link leads to, which has one fence with it. InvalidConfig if it could not be replaced."""
+    """The target of a link, so that both have one fence; InvalidConfig if it is no regular file."""
     target = Path(os.path.realpath(path))
     if target.exists() and not target.is_file():
         kind = "a directory" if target.is_dir() else "no regular file"
-        raise InvalidConfig(f"{str(path)!r:.200}", f"it is {kind}; name a file, which is then replaced as a whole")
+        raise InvalidConfig(f"{str(path)!r:.200}", f"it is {kind}; name a file, which is replaced as a whole")
     return target
 
 
-def _raise_fence(target: Path, claim: Stamp, shown: str) -> None:
+def _raise_fence(target: Path, ours: Stamp, shown: str) -> None:
     fence_file = target.with_name(f"{target.name}.fence")
     stored = _read(fence_file)
-    claim.check(shown, stored)
-    if stored is None or stored[1] != claim.holder:
-        _tidy_up(target)
-    with _temporary(fence_file, f"{claim.fence} {claim.holder}\n".encode()) as record:
+    ours.check(shown, stored)
+    if stored is None or stored[1] != ours.holder:
+        _remove_leftovers(target)
+    with _temporary(fence_file, f"{ours.fence} {ours.holder}\n".encode()) as record:
         _rename(record, fence_file)
 
 
@@ -111,14 +111,14 @@ def _read(fence_file: Path) -> tuple[int, str] | None:
     try:
         descriptor = _open_regular(fence_file)
     except FileNotFoundError:
-        return None  # nobody has written under a fence yet
+        return None  # no guarded write yet
     try:
         with open(descriptor, encoding="utf-8") as file:
             record = _RECORD.fullmatch(file.read())
     except UnicodeDecodeError:
         record = None
     if record is None or not 0 < int(record[1]) <= MAX_FENCE:
-        # It is never seen half-written, so somebody else wrote it, and what the last fence was nobody knows.
+        # A rename is never seen half-done, so another program wrote it, and the last fence is unknown.
         raise InvalidConfig(
             str(fence_file), "it holds no fence and holder; restore it, or remove it if no holder is left"
         )
@@ -127,12 +127,12 @@ def _read(fence_file: Path) -> tuple[int, str] | None:
 
 @contextmanager
 def _temporary(target: Path, content: bytes) -> Iterator[Path]:
-    """A file beside the target, on the disk as a whole; gone at the end, unless it was renamed."""
+    """A synced file beside the target; removed at the end, unless it was renamed."""
     try:
         there = target.stat()
     except FileNotFoundError:
         there = None
-    # Never open to more than the target is, not even while it is empty: whoever has opened it can read it later.
+    # Never more accessible than the target, even while empty: a process that opens it then can read it later.
     path, descriptor = _create(target, 0o666 if there is None else there.st_mode & 0o666)
     with open(descriptor, "wb") as file:
         try:
@@ -149,18 +149,18 @@ def _temporary(target: Path, content: bytes) -> Iterator[Path]:
 
 
 def _create(target: Path, mode: int) -> tuple[Path, int]:
-    """A new file, locked, so that nobody takes it for one that a crash has left behind."""
+    """A new file, locked, so that it is not taken for one that a crash left."""
     while True:
         path = target.with_name(f"{target.name}.{token_hex(8)}.tmp")
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         if os.fstat(descriptor).st_nlink:
             return path, descriptor
-        os.close(descriptor)  # somebody has tidied up before it was locked
+        os.close(descriptor)  # another process removed it before it was locked
 
 
-def _tidy_up(target: Path) -> None:
-    """Remove what those have left who crashed while they wrote. It is no harm if that cannot be done."""
+def _remove_leftovers(target: Path) -> None:
+    """Remove temporary files that crashed writers left. Failing to do so is harmless."""
     ours = re.compile(re.escape(target.name) + r"(\.fence)?\.[0-9a-f]{16}\.tmp")
     for name in filter(ours.fullmatch, os.listdir(target.parent)):
         with suppress(OSError):
@@ -182,38 +182,38 @@ def _rename(source: Path, target: Path) -> None:
 
 
 @contextmanager
-def _alone(target: Path, wait: float) -> Iterator[None]:
-    """No other process, and no other thread, is here for the same target."""
+def _file_lock(target: Path, wait: float) -> Iterator[None]:
+    """Exclude other processes and threads that write the same target."""
     until = time.monotonic() + wait
-    lock_file = target.with_name(f"{target.name}.lock")  # never renamed nor removed, or two could lock two files
+    lock_file = target.with_name(f"{target.name}.lock")  # never renamed or removed, or two could lock two files
     descriptor = _open_regular(lock_file, os.O_CREAT)
     try:
         while not _flock(descriptor):
             if time.monotonic() >= until:
                 raise AcquireTimeout(
-                    str(lock_file), wait, "another process has been at it for so long; it may be stopped"
+                    str(lock_file), wait, "another process has been writing all that time; it may be stopped"
                 )
             time.sleep(_POLL)
         yield
     finally:
-        fcntl.flock(descriptor, fcntl.LOCK_UN)  # closing is not enough if a child was forked meanwhile
+        fcntl.flock(descriptor, fcntl.LOCK_UN)  # a child forked meanwhile has the descriptor, too
         os.close(descriptor)
 
 
 def _open_regular(path: Path, flags: int = 0) -> int:
-    """Open a file of ours to read. InvalidConfig for a link, FIFO, device or directory that was put in its place."""
+    """Open a file of ours to read; InvalidConfig if there is a link, FIFO, device or directory in its place."""
     descriptor = -1
     try:
         descriptor = os.open(path, _READ | flags, 0o666)
         regular = stat.S_ISREG(os.fstat(descriptor).st_mode)
-    except OSError:  # by a link, a socket or a directory
+    except OSError:  # a link, a socket or a directory
         if not os.path.lexists(path) or stat.S_ISREG(os.lstat(path).st_mode):
             raise
         regular = False
     if not regular:
         if descriptor >= 0:
             os.close(descriptor)
-        raise InvalidConfig(f"{str(path)!r:.200}", "it must be a regular file; see what put it there, and remove it")
+        raise InvalidConfig(f"{str(path)!r:.200}", "it must be a regular file; find out what created it, and remove it")
     return descriptor
 
 

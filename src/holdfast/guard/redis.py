@@ -1,10 +1,10 @@
 """Guarded writes to a Redis or Valkey server, through the caller's own client.
 
-Fence and holder of the last write to a key are kept in a side key, next to it in the same slot. One script compares
-and writes. Deleting what is guarded leaves the side key, or a stale holder could write it anew.
+The fence and the holder of the last write to a key are in a side key, in the same slot. One script compares and writes.
+Deleting a guarded key leaves the side key, else a stale holder could write the key again.
 
-Any client with redis-py's ``register_script`` will do. What goes over the wire is its business: a client that resends
-by itself what it got no answer to may run a command twice, as it may without a guard.
+Any client with redis-py's ``register_script`` will do. A client that resends a request without an answer may run a
+command twice, as it may without a guard.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["COMMANDS", "AioRedisGuard", "RedisGuard"]
 
 Value: TypeAlias = str | bytes | int | float
 
-# Writes whose one key is their first argument: the script can vouch for no other key.
+# Writes whose only key is their first argument: the script guards no other key.
 _WRITES: Final = """
     SET SETEX PSETEX SETNX SETRANGE SETBIT APPEND GETSET GETDEL INCR INCRBY INCRBYFLOAT DECR DECRBY
     DEL UNLINK EXPIRE PEXPIRE EXPIREAT PEXPIREAT PERSIST
@@ -37,39 +37,37 @@ _MOST_ARGUMENTS: Final = 4000  # Lua can pass about 8000 to a function
 
 
 class _Scripted(Protocol):
-    """As much of redis-py's clients as is used here."""
+    """The part of redis-py's clients that is used here."""
 
     def register_script(self, script: Any) -> Any: ...
 
 
 class _Guard:
-    """What both faces do before and after the script runs."""
+    """What the blocking and the asyncio guard have in common."""
 
     _awaited = False
 
     def __init__(self, client: _Scripted, *, retention: float | None = None) -> None:
         self._retention_ms = "" if retention is None else str(_milliseconds("retention", retention))
         if hasattr(client, "command_stack"):
-            raise Unsupported(
-                "a guarded write in a pipeline", "its reply comes too late to refuse; give the client itself"
-            )
+            raise Unsupported("a guarded write in a pipeline", "a refusal would come too late; give the client itself")
         if not hasattr(client, "register_script"):
             kind = "redis.asyncio.Redis" if self._awaited else "redis.Redis"
             raise InvalidConfig(
                 f"a client of type {type(client).__name__}",
-                f"give a {kind} that is connected to what you write to, such as {kind}.from_url(...)",
+                f"give a {kind} for the server that you write to, such as {kind}.from_url(...)",
             )
-        self._script = client.register_script(SCRIPTS["guard"].source)
+        self._script = client.register_script(SCRIPTS["guard_write"].source)
         if iscoroutinefunction(type(self._script).__call__) != self._awaited:
             kind, other = ("a blocking", "RedisGuard") if self._awaited else ("an asyncio", "AioRedisGuard")
             raise InvalidConfig(f"{kind} client", f"use guard.{other} for it")
 
-    def _run(self, key: str, claim: Stamp, *words: Value) -> Any:
-        """Have the script run: with a command and its arguments after the key, or for the fence alone."""
+    def _run(self, key: str, ours: Stamp, *command: Value) -> Any:
+        """Run the script: with a command and its arguments after the key, or for the fence alone."""
         keys = _keys_of(key)
         return self._script(
             keys=[keys.main, f"{keys.head}guard{keys.tail}", keys.shared[1]],
-            args=[claim.fence, claim.holder, self._retention_ms, *words],
+            args=[ours.fence, ours.holder, self._retention_ms, *command],
         )
 
 
@@ -91,9 +89,9 @@ def _keys_of(key: str) -> Keys:
         raise InvalidConfig(f"key {key!r:.60}", error.problem) from None
 
 
-def _judge(reply: Any, key: str, claim: Stamp) -> Any:
+def _check_reply(reply: Any, key: str, ours: Stamp) -> Any:
     if reply[0] == 0:
-        raise claim.refusal(key, int(reply[1]))
+        raise ours.refusal(key, int(reply[1]))
     if reply[0] == -1:
         raise InvalidConfig(f"key {key!r}", "it is a lock on this server, and writing to it would break the lock")
     if reply[0] == -2:
@@ -106,21 +104,21 @@ def _judge(reply: Any, key: str, claim: Stamp) -> Any:
 class RedisGuard(_Guard):
     """Guarded writes through a ``redis.Redis``, or any client like it.
 
-    ``retention`` is for how many seconds after a write its fence is remembered (None: for ever). Whoever was stopped
-    for longer than that is not recognised as stale any more.
+    ``retention``: for how many seconds after a write its fence is remembered (None: forever). A holder that was
+    stopped for longer than that is no longer recognised as stale.
     """
 
     def enter(self, key: str, lease: BaseLease | Stamp, *, name: str | None = None) -> None:
         """Refuse earlier holders from now on, and write nothing. Do it before you read what you will change."""
-        claim = stamp(lease, name=name)
-        _judge(self._run(key, claim), key, claim)
+        ours = stamp(lease, name=name)
+        _check_reply(self._run(key, ours), key, ours)
 
     def execute(
         self, command: str, key: str, *arguments: Value, lease: BaseLease | Stamp, name: str | None = None
     ) -> Any:
         """Run one write of one key, and return the server's reply as it is; StaleFence if it was refused."""
-        claim = stamp(lease, name=name)
-        return _judge(self._run(key, claim, _check_command(command, arguments), *arguments), key, claim)
+        ours = stamp(lease, name=name)
+        return _check_reply(self._run(key, ours, _check_command(command, arguments), *arguments), key, ours)
 
     def set(
         self, key: str, value: Value, lease: BaseLease | Stamp, *, ttl: float | None = None, name: str | None = None
@@ -129,7 +127,7 @@ class RedisGuard(_Guard):
         self.execute("SET", key, value, *_expiry(ttl), lease=lease, name=name)
 
     def delete(self, key: str, lease: BaseLease | Stamp, *, name: str | None = None) -> bool:
-        """Delete a key; whether it was there. Its fence stays on record."""
+        """Delete a key. Returns whether it was there. Its fence stays on record."""
         return bool(self.execute("DEL", key, lease=lease, name=name))
 
 
@@ -140,15 +138,15 @@ class AioRedisGuard(_Guard):
 
     async def enter(self, key: str, lease: BaseLease | Stamp, *, name: str | None = None) -> None:
         """Refuse earlier holders from now on, and write nothing. Do it before you read what you will change."""
-        claim = stamp(lease, name=name)
-        _judge(await self._run(key, claim), key, claim)
+        ours = stamp(lease, name=name)
+        _check_reply(await self._run(key, ours), key, ours)
 
     async def execute(
         self, command: str, key: str, *arguments: Value, lease: BaseLease | Stamp, name: str | None = None
     ) -> Any:
         """Run one write of one key, and return the server's reply as it is; StaleFence if it was refused."""
-        claim = stamp(lease, name=name)
-        return _judge(await self._run(key, claim, _check_command(command, arguments), *arguments), key, claim)
+        ours = stamp(lease, name=name)
+        return _check_reply(await self._run(key, ours, _check_command(command, arguments), *arguments), key, ours)
 
     async def set(
         self, key: str, value: Value, lease: BaseLease | Stamp, *, ttl: float | None = None, name: str | None = None
@@ -157,7 +155,7 @@ class AioRedisGuard(_Guard):
         await self.execute("SET", key, value, *_expiry(ttl), lease=lease, name=name)
 
     async def delete(self, key: str, lease: BaseLease | Stamp, *, name: str | None = None) -> bool:
-        """Delete a key; whether it was there. Its fence stays on record."""
+        """Delete a key. Returns whether it was there. Its fence stays on record."""
         return bool(await self.execute("DEL", key, lease=lease, name=name))
 
 

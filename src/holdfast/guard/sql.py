@@ -1,18 +1,17 @@
-"""Guarded writes to the rows of a SQL table, through the caller's own connection: a DB-API one, or SQLAlchemy's.
+"""Guarded writes to the rows of a SQL table, through the caller's own DB-API or SQLAlchemy connection.
 
-A row has two columns more, for the fence and the holder of its last write. The comparison stands in the one statement
+A row has two further columns, for the fence and the holder of its last write. The comparison is part of the statement
 that writes, so the database makes it one step: under READ COMMITTED, a statement that had to wait for another
-transaction looks at the row again. The first write of a row is INSERT ... ON CONFLICT DO UPDATE for the same reason, as
+transaction reads the row again. The first write of a row is INSERT ... ON CONFLICT DO UPDATE for the same reason, as
 two holders may both find no row.
 
-The transaction is the caller's. Until it is committed the row stays locked, so whatever else is written in it is behind
-the same fence. Nothing here deletes a row: its fence would go with it, and a stale holder could insert it anew.
+The transaction is the caller's. Until it is committed the row stays locked, so its other writes are guarded by the same
+fence. Nothing here deletes a row: its fence would be deleted too, and a stale holder could insert the row again.
 
-SQLite and PostgreSQL are what this is written for and tested on. Names of tables and columns are quoted, so give them
-as the database stores them; values are always parameters. Where something is compared, a column has its table in front:
-SQLite takes a quoted name that it does not know for a string, and a mistaken key would then be that of every row. In
-front of a column the table has no schema; its own name is given to it once more, because databases show that name in
-their errors.
+This is written for, and tested on, SQLite and PostgreSQL. Names of tables and columns are quoted, so give them as the
+database stores them; values are always parameters. In comparisons a column has its table in front: SQLite takes an
+unknown quoted name for a string, and a mistaken key would then match every row. In front of a column the table has no
+schema, and its alias is its own name, which databases show in their errors.
 """
 
 from __future__ import annotations
@@ -30,12 +29,12 @@ from holdfast.lease import MAX_FENCE, BaseLease
 
 __all__ = ["Statement", "Table"]
 
-# Drivers with pyformat take positions, too. What asyncpg takes has no name in the DB-API; SQLAlchemy calls it so.
+# Drivers with pyformat take positions, too. The DB-API has no name for asyncpg's style; numeric_dollar is SQLAlchemy's.
 _MARKS: Final = {"qmark": "?", "format": "%s", "pyformat": "%s", "numeric_dollar": "${}"}
 
 
 class Statement(NamedTuple):
-    """What to execute. It has written if it counts a row, and was refused if it counts none."""
+    """A statement to execute. If its row count is 1, it has written; if 0, it was refused."""
 
     text: str
     values: tuple[Any, ...]
@@ -44,8 +43,8 @@ class Statement(NamedTuple):
 class Table:
     """A table whose rows are written under a lock, each with the fence and the holder of its last write.
 
-    ``name`` may have a schema in front (``app.orders``). ``key`` is the column, or the columns, that tell rows apart,
-    with a unique index. ``paramstyle`` is needed only where the connection does not tell it, as one that is wrapped.
+    ``name`` may have a schema in front (``app.orders``). ``key``: the column or columns that identify a row, with a
+    unique index. ``paramstyle``: the driver's, if the connection does not tell it (a wrapped one, for example).
     """
 
     def __init__(
@@ -63,46 +62,46 @@ class Table:
         self._holder = holder
         self._paramstyle = paramstyle
         if not self._key:
-            raise InvalidConfig("key=()", "name the column that tells the rows apart")
+            raise InvalidConfig("key=()", "name the column that identifies a row")
         if paramstyle is not None:
-            _Words(paramstyle)
+            _Dialect(paramstyle)
 
     def put(
         self, connection: Any, row: Mapping[str, Any], lease: BaseLease | Stamp, *, name: str | None = None
     ) -> None:
-        """Insert the row, or update the one with its key; StaleFence if a later holder wrote that.
+        """Insert the row, or update the one with its key; StaleFence if a later holder wrote it.
 
-        A row of nothing but its key keeps the fence of what else is written in the same transaction.
+        A row with only its key guards the other writes of the same transaction.
         """
-        claim = stamp(lease, name=name)
+        ours = stamp(lease, name=name)
         connection, style = self._use(connection)
-        if not self._written(connection, row, self.put_statement(row, claim, paramstyle=style)):
+        if not self._written(connection, row, self.put_statement(row, ours, paramstyle=style)):
             stored = self._stored(connection, row, style)
-            raise self._refusal(row, claim, stored[0] if stored else None)
-        self._refuse_fence_alone(connection, row)
+            raise self._refusal(row, ours, stored[0] if stored else None)
+        self._refuse_autocommit(connection, row)
 
     def update(
         self, connection: Any, row: Mapping[str, Any], lease: BaseLease | Stamp, *, name: str | None = None
     ) -> None:
         """Update the row with that key (KeyError if there is none); StaleFence if a later holder wrote it."""
-        claim = stamp(lease, name=name)
+        ours = stamp(lease, name=name)
         connection, style = self._use(connection)
-        if not self._written(connection, row, self.update_statement(row, claim, paramstyle=style)):
+        if not self._written(connection, row, self.update_statement(row, ours, paramstyle=style)):
             stored = self._stored(connection, row, style)
             if stored is None:
                 raise KeyError(f"there is no {self._describe(row)}")
-            raise self._refusal(row, claim, stored[0])
-        self._refuse_fence_alone(connection, row)
+            raise self._refusal(row, ours, stored[0])
+        self._refuse_autocommit(connection, row)
 
-    def put_statement(self, row: Mapping[str, Any], claim: Stamp, *, paramstyle: str) -> Statement:
-        """What ``put`` executes, for those who do that themselves: under asyncio, or through an ORM."""
-        words = _Words(paramstyle)
-        quote, key, written = words.quote, *self._parts(row, claim)
-        fence, holder, kept = quote(self._fence), quote(self._holder), words.alias(self.name)
+    def put_statement(self, row: Mapping[str, Any], stamp: Stamp, *, paramstyle: str) -> Statement:
+        """What ``put`` executes, for callers that execute it themselves: under asyncio, or through an ORM."""
+        dialect = _Dialect(paramstyle)
+        quote, key, written = dialect.quote, *self._parts(row, stamp)
+        fence, holder, kept = quote(self._fence), quote(self._holder), dialect.alias(self.name)
         inserted = {**key, **written}
         text = (
-            f"INSERT INTO {words.table(self.name)} AS {kept} ({', '.join(map(quote, inserted))}) "
-            f"VALUES ({', '.join(words.mark() for _ in inserted)}) "
+            f"INSERT INTO {dialect.table(self.name)} AS {kept} ({', '.join(map(quote, inserted))}) "
+            f"VALUES ({', '.join(dialect.mark() for _ in inserted)}) "
             f"ON CONFLICT ({', '.join(map(quote, key))}) "
             f"DO UPDATE SET {', '.join(f'{quote(column)} = excluded.{quote(column)}' for column in written)} "
             f"WHERE {kept}.{fence} IS NULL OR {kept}.{fence} < excluded.{fence} "
@@ -110,37 +109,37 @@ class Table:
         )
         return Statement(text, tuple(inserted.values()))
 
-    def update_statement(self, row: Mapping[str, Any], claim: Stamp, *, paramstyle: str) -> Statement:
-        """What ``update`` executes, for those who do that themselves."""
-        words = _Words(paramstyle)
-        quote, key, written = words.quote, *self._parts(row, claim)
-        kept = words.alias(self.name)
+    def update_statement(self, row: Mapping[str, Any], stamp: Stamp, *, paramstyle: str) -> Statement:
+        """What ``update`` executes, for callers that execute it themselves."""
+        dialect = _Dialect(paramstyle)
+        quote, mark, key, written = dialect.quote, dialect.mark, *self._parts(row, stamp)
+        kept = dialect.alias(self.name)
         fence, holder = f"{kept}.{quote(self._fence)}", f"{kept}.{quote(self._holder)}"
         text = (
-            f"UPDATE {words.table(self.name)} AS {kept} "
-            f"SET {', '.join(f'{quote(column)} = {words.mark()}' for column in written)} "
-            f"WHERE {words.match(kept, key)} AND "
-            f"({fence} IS NULL OR {fence} < {words.mark()} OR ({fence} = {words.mark()} AND {holder} = {words.mark()}))"
+            f"UPDATE {dialect.table(self.name)} AS {kept} "
+            f"SET {', '.join(f'{quote(column)} = {mark()}' for column in written)} "
+            f"WHERE {dialect.match(kept, key)} AND "
+            f"({fence} IS NULL OR {fence} < {mark()} OR ({fence} = {mark()} AND {holder} = {mark()}))"
         )
-        return Statement(text, (*written.values(), *key.values(), claim.fence, claim.fence, claim.holder))
+        return Statement(text, (*written.values(), *key.values(), stamp.fence, stamp.fence, stamp.holder))
 
-    def _parts(self, row: Mapping[str, Any], claim: Stamp) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The key, and what is written beside it."""
+    def _parts(self, row: Mapping[str, Any], ours: Stamp) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The key columns, and the other columns with fence and holder."""
         if not isinstance(row, Mapping):
             raise InvalidConfig(f"a row of type {type(row).__name__}", "give a dict of its values by column")
         for column in row:
             _check_name(column)
         if missing := [column for column in self._key if row.get(column) is None]:
             raise InvalidConfig(f"a row without {missing[0]!r}", f"it is a part of the key of {self.name!r}")
-        ours = {self._fence: claim.fence, self._holder: claim.holder}
-        # In capitals it is the same column to SQLite, even quoted.
+        guarded = {self._fence: ours.fence, self._holder: ours.holder}
+        # SQLite ignores the case of column names, even quoted.
         if taken := [column for column in row if column.lower() in (self._fence.lower(), self._holder.lower())]:
             raise InvalidConfig(f"column {taken[0]!r}", "the guard writes it; leave it out of the row")
         key = {column: row[column] for column in self._key}
-        return key, {column: value for column, value in row.items() if column not in key} | ours
+        return key, {column: value for column, value in row.items() if column not in key} | guarded
 
     def _written(self, connection: Any, row: Mapping[str, Any], statement: Statement) -> int:
-        """How many rows it has written. An error is the driver's own, which often names a column and not the table."""
+        """How many rows were written. An error is the driver's own, with a note that names the table."""
         try:
             return _count(connection, statement)
         except Exception as error:
@@ -152,38 +151,38 @@ class Table:
             raise
 
     def _stored(self, connection: Any, row: Mapping[str, Any], paramstyle: str) -> Any:
-        """The fence on record, in a tuple; None if there is no such row."""
-        words = _Words(paramstyle)
+        """The stored fence, in a tuple; None if there is no such row."""
+        dialect = _Dialect(paramstyle)
         key = {column: row[column] for column in self._key}
-        kept = words.alias(self.name)
+        kept = dialect.alias(self.name)
         text = (
-            f"SELECT {kept}.{words.quote(self._fence)} FROM {words.table(self.name)} AS {kept} "
-            f"WHERE {words.match(kept, key)}"
+            f"SELECT {kept}.{dialect.quote(self._fence)} FROM {dialect.table(self.name)} AS {kept} "
+            f"WHERE {dialect.match(kept, key)}"
         )
         with _executed(connection, Statement(text, tuple(key.values()))) as cursor:
             found = cursor.fetchone()
             return tuple(found.values()) if isinstance(found, Mapping) else found
 
-    def _refusal(self, row: Mapping[str, Any], claim: Stamp, stored: Any) -> StaleFence | InvalidConfig:
+    def _refusal(self, row: Mapping[str, Any], ours: Stamp, stored: Any) -> StaleFence | InvalidConfig:
         if stored is not None and not _is_fence(stored):
             return InvalidConfig(
                 f"column {self._fence!r} of {self._describe(row):.60}",
                 "it holds no fence; restore it, or set it to NULL if no holder is left",
             )
-        return claim.refusal(self._describe(row), stored)
+        return ours.refusal(self._describe(row), stored)
 
-    def _refuse_fence_alone(self, connection: Any, row: Mapping[str, Any]) -> None:
-        if len(row) == len(self._key) and _stands_alone(connection):
+    def _refuse_autocommit(self, connection: Any, row: Mapping[str, Any]) -> None:
+        if len(row) == len(self._key) and _autocommits(connection):
             raise InvalidConfig(
                 f"a fence for {self._describe(row):.60} alone",
-                "this connection commits each statement by itself, so what you write next would be behind no fence; "
+                "this connection commits each statement by itself, so your next write would not be guarded; "
                 "begin a transaction first",
             )
 
     def _use(self, connection: Any) -> tuple[Any, str]:
-        """The connection to write by (a Session's own, if it is one of SQLAlchemy's), and its paramstyle."""
+        """The connection to write through (that of a Session, if it is SQLAlchemy's), and its paramstyle."""
         if any(iscoroutinefunction(getattr(connection, method, None)) for method in ("commit", "execute")):
-            raise Unsupported("a guarded write by a connection of asyncio", "await what put_statement() gives you")
+            raise Unsupported("a guarded write by a connection of asyncio", "execute put_statement() yourself")
         if not hasattr(connection, "cursor") and callable(getattr(connection, "connection", None)):
             connection = connection.connection()
         if not (hasattr(connection, "cursor") or _is_sqlalchemy(connection)):
@@ -197,8 +196,8 @@ class Table:
         return f"{self.name} {', '.join(f'{column}={row[column]!r}' for column in self._key)}"
 
 
-class _Words:
-    """How names and parameters are written for a driver of that paramstyle."""
+class _Dialect:
+    """Writes names and parameters for a driver of that paramstyle."""
 
     def __init__(self, paramstyle: str) -> None:
         if paramstyle not in _MARKS:
@@ -207,7 +206,7 @@ class _Words:
         self._numbers = count(1)
 
     def mark(self) -> str:
-        """Where the next of the values goes."""
+        """The placeholder of the next value."""
         return self._mark.format(next(self._numbers))
 
     def quote(self, name: str) -> str:
@@ -219,16 +218,16 @@ class _Words:
         return ".".join(map(self.quote, name.split(".")))
 
     def alias(self, name: str) -> str:
-        """What the table is called in front of a column."""
+        """The name of the table in front of a column."""
         own = name.rpartition(".")[2]
-        return self.quote("kept" if own.lower() == "excluded" else own)  # ON CONFLICT calls the new row so
+        return self.quote("kept" if own.lower() == "excluded" else own)  # ON CONFLICT's name of the new row
 
     def match(self, table: str, columns: Iterable[str]) -> str:
         return " AND ".join(f"{table}.{self.quote(column)} = {self.mark()}" for column in columns)
 
 
-def _plain(_cursor: Any, row: Any = None) -> Any:
-    """A row as it is: sqlite3 asks for each row, psycopg asks once for what makes a row of values."""
+def _plain_row(_cursor: Any, row: Any = None) -> Any:
+    """A row factory for plain tuples: sqlite3 calls it for each row, psycopg once to get a row maker."""
     return tuple if row is None else row
 
 
@@ -244,7 +243,7 @@ def _check_name(name: Any) -> None:
 def _is_fence(stored: Any) -> bool:
     try:
         return bool(0 < stored <= MAX_FENCE)
-    except TypeError:  # a column that is not one of numbers, in a database that takes any value
+    except TypeError:  # SQLite stores any value in any column
         return False
 
 
@@ -254,10 +253,10 @@ def _is_sqlalchemy(connection: Any) -> bool:
 
 @contextmanager
 def _executed(connection: Any, statement: Statement) -> Iterator[Any]:
-    """What has rowcount and fetchone after the statement was executed.
+    """An object with rowcount and fetchone, after the statement was executed.
 
-    Not by the cursor that is below SQLAlchemy's connection: that would begin no transaction above, and nothing would
-    be committed.
+    Not a cursor below SQLAlchemy's connection: that would begin no transaction in SQLAlchemy, and nothing would be
+    committed.
     """
     if _is_sqlalchemy(connection):
         keep_count = {"preserve_rowcount": True}
@@ -267,7 +266,7 @@ def _executed(connection: Any, statement: Statement) -> Iterator[Any]:
     try:
         if not _is_sqlalchemy(connection):
             if hasattr(cursor, "row_factory"):
-                cursor.row_factory = _plain  # whatever kind of rows the connection makes
+                cursor.row_factory = _plain_row  # whatever rows the connection makes
             cursor.execute(statement.text, statement.values)
         yield cursor
     finally:
@@ -275,16 +274,16 @@ def _executed(connection: Any, statement: Statement) -> Iterator[Any]:
 
 
 def _count(connection: Any, statement: Statement) -> int:
-    """Execute it; how many rows it has written."""
+    """Execute the statement; how many rows it has written."""
     with _executed(connection, statement) as cursor:
         count: int = cursor.rowcount
     if count < 0:
-        raise Unsupported("a driver that does not count rows", "roll back: nobody can say whether this was written")
+        raise Unsupported("a driver that does not count rows", "roll back: it is unknown whether this was written")
     return count
 
 
-def _stands_alone(connection: Any) -> bool:
-    """Whether no transaction is open after a statement, as far as the drivers that we know tell it."""
+def _autocommits(connection: Any) -> bool:
+    """Whether no transaction is open after a statement, as far as known drivers tell."""
     if _is_sqlalchemy(connection):
         connection = connection.connection.dbapi_connection
     if isinstance(open_now := getattr(connection, "in_transaction", None), bool):  # sqlite3
@@ -293,7 +292,7 @@ def _stands_alone(connection: Any) -> bool:
 
 
 def _style_of(connection: Any) -> str:
-    """The paramstyle of the module that the connection's class, or one that it is derived from, comes from."""
+    """The paramstyle of the module that defines the connection's class or one of its base classes."""
     if _is_sqlalchemy(connection):
         return str(connection.dialect.dbapi.paramstyle)
     for kind in type(connection).__mro__:
@@ -301,4 +300,4 @@ def _style_of(connection: Any) -> str:
         style = getattr(module, "paramstyle", None)
         if isinstance(style, str):
             return style
-    raise InvalidConfig(f"a connection of type {type(connection).__name__}", "say what its driver takes (paramstyle=)")
+    raise InvalidConfig(f"a connection of type {type(connection).__name__}", "give its driver's paramstyle=")

@@ -1,17 +1,16 @@
-"""What a write carries, so that what it writes to can tell a stale holder from the present one.
+"""What a guarded write carries, so that the resource can tell a stale holder from the present one.
 
-A lock alone cannot keep a stopped holder from writing after it wakes: no check on its side helps, for it can be stopped
-between the check and the write. So the resource decides, by one rule, in one step with the write:
+A lock alone cannot keep a stopped holder from writing after it wakes. No check in the holder helps, for it can be
+stopped between the check and the write. So the resource decides, by one rule, in one step with the write:
 
     it keeps the fence and the holder of the last write, and takes the next one if its fence is greater,
     or if it is equal and the holder is the same.
 
-Fences rise from grant to grant, so whoever comes with a lower one has been succeeded. Equal fences of two holders
-happen only where a server has lost its memory and its clock stood behind; then the first to write wins and the other
-is refused, rather than both being taken in turn.
+Fences rise from grant to grant, so a holder with a lower one has been succeeded. Two holders have equal fences only if
+a server has lost its memory while its clock was behind; then the first to write wins and the other is refused.
 
-The holder is not the token, which is a capability that ends up in no record. It is the readable part of the token
-and a digest of the whole.
+The holder is not the token, a capability that must not appear in a record. It is the readable part of the token and a
+digest of the whole.
 """
 
 from __future__ import annotations
@@ -29,11 +28,12 @@ __all__ = ["Stamp", "stamp"]
 
 MAX_HOLDER: Final = 128
 _HOLDER: Final = re.compile(f"[!-~]{{1,{MAX_HOLDER}}}")
+_CUT_OFF: Final = re.compile("%.?$")  # a percent-encoded byte of which a part is missing
 
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """Lock, fence and holder of a write. A plain value: send it along to whoever does the writing."""
+    """Lock, fence and holder of a write. A plain value: send it to the process that does the writing."""
 
     name: str
     fence: int
@@ -49,7 +49,7 @@ class Stamp:
             )
 
     def check(self, resource: str, stored: tuple[int, str] | None) -> None:
-        """Raise StaleFence if whoever wrote last has succeeded us. Only where nobody can write at the same time."""
+        """Raise StaleFence if the last write was a later holder's. The caller must exclude concurrent writes."""
         if stored and (stored[0] > self.fence or (stored[0] == self.fence and stored[1] != self.holder)):
             raise self.refusal(resource, stored[0])
 
@@ -60,36 +60,39 @@ class Stamp:
 def stamp(lease: BaseLease | Stamp, *, name: str | None = None) -> Stamp:
     """The stamp of a lease that is still held, as far as this process knows (LeaseLost, NotHeld if it is not).
 
-    A lease on several names has a fence for each: ``name`` says which of them guards what is written. A stamp is
-    taken as it is, because what it says was true when it was made.
+    A lease on several names has a fence for each: ``name`` says which of them guards the resource. A stamp is returned
+    unchanged: it was true when it was made.
     """
     if isinstance(lease, Stamp):
         return lease
     if not hasattr(lease, "token"):
         raise InvalidConfig(
             f"a lease of type {type(lease).__name__}",
-            "give what acquire() or `with client.lock(...) as lease` has given you, or guard.stamp() of it",
+            "give the lease of acquire() or `with client.lock(...) as lease`, or guard.stamp() of it",
         )
     fences: Mapping[str, int] = getattr(lease, "fences", None) or {lease.name: lease.fence}
     if name is None:
         if len(fences) > 1:
             raise InvalidConfig(
                 f"a lease on {len(fences)} names",
-                "each has a fence of its own: say which name guards what is written (name=)",
+                "each has its own fence: say which name guards the resource (name=)",
             )
         (name,) = fences
     if name not in fences:
         raise InvalidConfig(f"name={name!r}", f"the lease is on {', '.join(map(repr, fences))}")
     fence: int | None = fences[name]
     if fence is None:
+        if lease._hold.kind == "recipe":
+            advice = "a recipe has no fence; use client.lock instead"
+            raise Unsupported(f"a guarded write under the recipe {name!r}", advice)
         raise Unsupported(
-            f"a guarded write under the recipe {name!r}", "a lock of history has no fence; use client.lock instead"
+            f"a guarded write under the lock {name!r}", "memcached has no fences; use redis:// or etcd://"
         )
     lease.check()
     return Stamp(name, fence, _holder_of(lease.token))
 
 
 def _holder_of(token: str) -> str:
-    readable = token.rpartition(".")[0][: MAX_HOLDER - 33]
+    readable = _CUT_OFF.sub("", token.rpartition(".")[0][: MAX_HOLDER - 33])
     digest = sha256(token.encode()).hexdigest()[:32]
     return f"{readable}.{digest}" if readable else digest

@@ -1,7 +1,11 @@
 """The atomic steps: one .lua file each, known by name and by SHA-1.
 
-A line ``-- include other.lua`` stands for the text of that other file, which is no step by itself. It comes no sooner
-than it is needed: what a script defines costs time each time it runs.
+The step ``pool/acquire.lua`` is named ``pool_acquire``; a step in ``lock/`` has no prefix: ``acquire``. A line
+``-- include fence.lua`` stands for the text of ``include/fence.lua``. It comes as late as possible in a step: what a
+script defines costs time each time it runs.
+
+A node of a cluster notifies by sharded channels, which live in a slot as keys do. So its scripts are the same but for
+the two commands of pub/sub.
 """
 
 from __future__ import annotations
@@ -11,9 +15,6 @@ from hashlib import sha1
 from importlib.resources import files
 from typing import Final, NamedTuple
 
-__all__ = ["SCRIPTS", "Script"]
-
-
 _INCLUDE: Final = re.compile(r"^-- include (\w+\.lua)$", re.MULTILINE)
 
 
@@ -22,18 +23,30 @@ class Script(NamedTuple):
     sha: bytes
 
 
-def _whole(name: str, sources: dict[str, str]) -> str:
-    return _INCLUDE.sub(lambda line: _whole(line[1], sources), sources[name])
+def _load() -> dict[str, Script]:
+    texts = {  # each file is read once, because this is part of every start of a program
+        folder.name: {file.name: file.read_text() for file in folder.iterdir()}
+        for folder in files(__name__).iterdir()
+        if folder.is_dir() and folder.name != "__pycache__"
+    }
+    include = texts.pop("include")
 
+    def expand(text: str) -> str:
+        return _INCLUDE.sub(lambda line: expand(include[line[1]]), text)
 
-def _read() -> dict[str, Script]:
-    sources = {file.name: file.read_text() for file in files(__name__).iterdir() if file.name.endswith(".lua")}
-    included = {name for source in sources.values() for name in _INCLUDE.findall(source)}
     scripts = {}
-    for name in sources.keys() - included:
-        whole = _whole(name, sources).encode()
-        scripts[name.removesuffix(".lua")] = Script(whole, sha1(whole).hexdigest().encode())
+    for folder, files_there in texts.items():
+        prefix = "" if folder == "lock" else f"{folder}_"
+        for file, text in files_there.items():
+            source = expand(text).encode()
+            scripts[prefix + file.removesuffix(".lua")] = Script(source, sha1(source).hexdigest().encode())
     return scripts
 
 
-SCRIPTS: Final = _read()
+def _sharded(script: Script) -> Script:
+    source = script.source.replace(b"'PUBLISH'", b"'SPUBLISH'").replace(b"'NUMSUB'", b"'SHARDNUMSUB'")
+    return Script(source, sha1(source).hexdigest().encode())
+
+
+SCRIPTS: Final = _load()
+SHARDED: Final = {name: _sharded(script) for name, script in SCRIPTS.items()}  # for the nodes of a cluster

@@ -1,6 +1,6 @@
-"""Closing a client: its holders are told, then its keys are given back.
+"""Closing a client: its holders are notified, then its keys are released.
 
-Invariant. A hold is lost to its holder before its key is given back, so no holder believes in a lock that is free. A
+Invariant. A hold is lost to its holder before its key is released, so no holder relies on a lock that is free. A
 driver calls ``lose_all``, lets on_lost run, and calls ``give_back``. All of it is bounded by the client's timeout: a
 key that could not be given back ends by its ttl.
 
@@ -15,38 +15,36 @@ from __future__ import annotations
 
 import logging
 
-from holdfast.lease import Hold
 from holdfast.protocol import mutex
-from holdfast.protocol.cohort import Cohorts
-from holdfast.protocol.effects import Effects, StepFailed, call_each, clock, tell
-from holdfast.protocol.keepalive import BATCH, CLOSED, LONGEST_CALL, Book
+from holdfast.protocol.effects import Effects, StepFailed, call_each, clock, report_loss
+from holdfast.protocol.hold import Hold
+from holdfast.protocol.keepalive import BATCH, CLOSED, LONGEST_CALL, LeaseRegistry
 from holdfast.protocol.retry import SHORTEST_CALL
-
-__all__ = ["give_back", "lose_all"]
+from holdfast.protocol.wait.cohort import Cohorts
 
 log = logging.getLogger("holdfast")
 
 
-def lose_all(book: Book) -> Effects[list[Hold]]:
-    """Close the book: mark every hold lost, and tell its holder. Returns the holds that this call has ended."""
-    book.close()
+def lose_all(registry: LeaseRegistry) -> Effects[list[Hold]]:
+    """Close the registry: mark every hold lost, and tell its holder. Returns the holds that this call has ended."""
+    registry.close()
     lost = []
-    for hold in list(book.holds.values()):
+    for hold in list(registry.holds.values()):
         if hold.lose(CLOSED):
             lost.append(hold)
-            yield from tell(hold)
+            yield from report_loss(hold)
     return lost
 
 
-def give_back(lost: list[Hold], book: Book, cohorts: Cohorts, until: float) -> Effects[None]:
+def give_back(lost: list[Hold], registry: LeaseRegistry, cohorts: Cohorts, until: float) -> Effects[None]:
     """Give these back on the server, by that time at the latest. A batch is sent again if its connection was dead.
 
-    So is what was granted since, and what other threads or tasks are just asking for or releasing: each of them has
-    seen that the book is closed, or has a token here by which it is abandoned, with a tombstone against a request that
-    is still on its way.
+    So is what was granted since, and what other threads or tasks are just asking for or releasing. Each of these has
+    seen that the registry is closed, or has a token here by which it is abandoned, with a tombstone against a request
+    that is still under way.
     """
-    asking = [hold for hold in list(cohorts.seats.values()) if hold.token and hold not in lost]
-    held = [*lost, *list(book.holds.values())]
+    asking = [hold for hold in list(cohorts.active_holds.values()) if hold.token and hold not in lost]
+    held = [*lost, *list(registry.holds.values())]
     holds = [*dict.fromkeys([*held, *asking])]
     if not held:  # an attempt is no reason to wait for a silent server
         until = min(until, (yield from clock()) + LONGEST_CALL)
@@ -58,7 +56,7 @@ def give_back(lost: list[Hold], book: Book, cohorts: Cohorts, until: float) -> E
             replies = yield from call_each(steps, timeout)
             failed = [reply for reply in replies if isinstance(reply, StepFailed)]
             left = [hold for hold, reply in zip(left, replies, strict=True) if isinstance(reply, StepFailed)]
-            if not left or not failed[0].prompt:
+            if not left or not failed[0].connection_broke:
                 break
         if left:
             log.warning(

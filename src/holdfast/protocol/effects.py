@@ -1,23 +1,22 @@
 """What a protocol can ask for.
 
-A protocol is a generator. It yields effects and is sent their results; a driver performs them: with threads, with
-asyncio, or in the simulated world of the lab. The functions at the end of this module are the only ones that yield
-to the driver; everything else reaches it by ``yield from``.
+A protocol is a generator that yields effects. A driver performs each effect, with threads, with asyncio or in the lab,
+and sends the result back. The functions at the end of this module are the only ones that yield to the driver;
+everything else uses ``yield from``.
 
 What a driver promises:
 
 - ``Call`` runs one step on the server and sends its reply, or throws ``StepFailed``. It takes no longer than its
   timeout. A step that failed with ``sent`` may have taken effect, or may still do so.
-- When the caller is interrupted (a cancelled task, Ctrl-C), ``Interrupted`` is thrown at the pending effect, at once,
-  unless that is a shielded ``Call``: under asyncio it is allowed to finish, for its own (short) timeout, and the
-  cancellation surfaces when the protocol ends. After ``Interrupted`` the protocol may still yield; what it yields
-  to clean up is shielded. Then it raises ``Interrupted`` again, and the driver raises what the caller expects.
-- ``Wait`` ends when the bell rings or the time has come; it does not say which, only what time it is then. Wake-ups
-  are hints. A bell is waited at by one caller at a time, and a ring that nobody waited for is kept until the next wait
-  or ``clear``.
-- After ``Listen`` the server's bells reach this client's ``Switchboard``, and so does the next write of anybody else to
-  the first key of a step that was sent with ``watch``, where the server offers that.
-- A generator that is closed without a throw has crashed: no clean-up runs. So protocols catch ``STOPPED``, never
+- When the caller is interrupted (a cancelled task, Ctrl-C), ``Interrupted`` is thrown at once at the pending effect.
+  Under asyncio a shielded ``Call`` may first finish, for 0.25 s at most; the cancellation is raised when the protocol
+  ends. After ``Interrupted`` the protocol may still yield effects to clean up, which are shielded. Then it raises
+  ``Interrupted`` again, and the driver raises what the caller expects.
+- ``Wait`` ends at a wake-up or at ``until``. It does not say which, only what time it is then. Wake-ups are hints. One
+  caller at a time waits for a Wakeup. A wake-up that comes before the wait is kept until the wait, or until ``clear``.
+- After ``Listen`` notifications reach this client's ``NotificationRouter``. So does the next write of another client to
+  the lock of a step that was sent with ``watch``, if the server supports client tracking.
+- Closing the generator without a throw simulates a crash: no clean-up may run. So protocols catch ``STOPPED``, never
   BaseException.
 """
 
@@ -25,58 +24,16 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Generator, Hashable, Sequence
-from typing import Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from holdfast.errors import HoldfastError, Unavailable
-from holdfast.lease import Hold
+from holdfast.events import Event
 from holdfast.protocol.replies import REPLIES, Malformed
 
-__all__ = [
-    "STOPPED",
-    "Attach",
-    "Attend",
-    "Bell",
-    "Call",
-    "CallEach",
-    "CallOn",
-    "Caller",
-    "CloseLink",
-    "Command",
-    "Detach",
-    "Effect",
-    "Effects",
-    "Entrust",
-    "Interrupted",
-    "Listen",
-    "NewToken",
-    "Now",
-    "OpenLink",
-    "Step",
-    "StepFailed",
-    "Tell",
-    "Wait",
-    "Warn",
-    "attach",
-    "attend",
-    "call",
-    "call_each",
-    "call_on",
-    "caller",
-    "clock",
-    "close_link",
-    "detach",
-    "entrust",
-    "is_begun",
-    "is_over",
-    "listen",
-    "new_token",
-    "open_link",
-    "parsed",
-    "tell",
-    "wait",
-    "wall_clock",
-    "warn",
-]
+if TYPE_CHECKING:
+    from holdfast.protocol.hold import Hold
+
+SCANNED: Final = 1000  # keys that one part of a scan looks at
 
 T = TypeVar("T")
 
@@ -84,7 +41,7 @@ T = TypeVar("T")
 class Step(NamedTuple):
     """One atomic step on the server: a script of ``lua/`` by name, its keys and arguments.
 
-    ``watch``: from then on the server should tell us when anybody else writes a lock that is among the keys; once.
+    ``watch``: the server should report the next write of another client to a lock among the keys (client tracking).
     """
 
     script: str
@@ -103,12 +60,11 @@ class Command(NamedTuple):
 
 
 class StepFailed(Exception):
-    """A step brought no reply.
+    """A step has no reply that can be used.
 
-    ``sent``: it may have taken effect all the same, or still will. ``retry``: another try may succeed. ``prompt``: the
-    connection broke, which took no time, and another may be had at once. ``met``: this server has answered us before;
-    one that never has is not worth more than the client's timeout. ``silent``: nothing came for as long as that was
-    waited for.
+    ``sent``: it may have taken effect, or still may. ``retry``: another try may succeed. ``connection_broke``: no time
+    was lost, and another connection can be tried at once. ``ever_answered``: this server has answered before;
+    for a server that never has, protocols wait for the client's timeout at most. ``silent``: no reply came in time.
     """
 
     def __init__(
@@ -117,16 +73,16 @@ class StepFailed(Exception):
         *,
         sent: bool,
         retry: bool,
-        prompt: bool = False,
-        met: bool = True,
+        connection_broke: bool = False,
+        ever_answered: bool = True,
         silent: bool = False,
     ) -> None:
         super().__init__(str(error))
         self.error = error
         self.sent = sent
         self.retry = retry
-        self.prompt = prompt
-        self.met = met
+        self.connection_broke = connection_broke
+        self.ever_answered = ever_answered
         self.silent = silent
 
 
@@ -134,19 +90,19 @@ class Interrupted(BaseException):
     """The caller was cancelled. A BaseException, so that no ``except Exception`` swallows it."""
 
 
-# Whatever ends a protocol early, short of a crash. KeyboardInterrupt is here because a signal handler can raise it
-# while the protocol's own code runs, where no driver stands between to turn it into Interrupted.
+# Everything that can end a protocol early, except a crash. KeyboardInterrupt is here because a signal handler can raise
+# it while the protocol's own code runs, where no driver can turn it into Interrupted.
 STOPPED: Final = (Exception, Interrupted, KeyboardInterrupt, SystemExit)
 
 
-class Bell(Protocol):
-    """Something to wait at. Ringing is idempotent until it is cleared.
+class Wakeup(Protocol):
+    """One caller sleeps on it; ``wake`` ends that sleep, or the next one if there is none.
 
-    ``stir`` says that it will most likely be rung in a moment. Whoever waits may wake up for that, and find nothing.
+    ``prewake`` says that ``wake`` will most likely follow at once. The caller may wake up for it, and find nothing.
     """
 
-    def ring(self) -> None: ...
-    def stir(self) -> None: ...
+    def wake(self) -> None: ...
+    def prewake(self) -> None: ...
     def clear(self) -> None: ...
 
 
@@ -159,99 +115,126 @@ class Call(NamedTuple):
 
 
 class CallEach(NamedTuple):
-    """Run many steps in one go. The reply is a list with, for each, its reply or the StepFailed."""
+    """Run many steps in one go. The reply is a list with one entry per step: its reply, or its StepFailed."""
 
-    steps: Sequence[Step]
+    steps: Sequence[Step | Command]
     timeout: float
 
 
-class Wait(NamedTuple):
-    """Sleep until the bell rings (if there is one) or the time has come. The reply: what time it is."""
+class Scan(NamedTuple):
+    """Find keys that match a pattern (as SCAN does), a part at a time, with bounded work for the server.
 
-    bell: Bell | None
+    ``cursor``: "" for the first part, then that of the last reply. The reply: the next cursor ("" after the last part),
+    and the keys. A key that exists all the time is found at least once.
+    """
+
+    cursor: str
+    pattern: str
+    timeout: float
+
+    @property
+    def step(self) -> Command:
+        return Command(("SCAN", self.cursor or "0", "MATCH", self.pattern, "COUNT", SCANNED))
+
+
+class Wait(NamedTuple):
+    """Sleep until the wake-up (if there is one) or until that time. The reply: what time it is."""
+
+    wakeup: Wakeup | None
     until: float
 
 
 class Listen(NamedTuple):
-    """Arm this client's listener, unless it is. The reply: whether bells can be heard on this server at all."""
+    """Start this client's subscriber, unless it is up. The reply: whether the server allows pub/sub.
+
+    ``keys``: those of the lock that is waited for. In a cluster they say on which node to subscribe.
+    """
 
     timeout: float
+    keys: tuple[str, ...] = ()
 
 
 class Now(NamedTuple):
     """What time is it? Seconds on a clock that never steps back and does not stop while the machine sleeps.
 
-    ``wall``: since 1970 instead, by whatever this machine believes. Only locks of history ask for that.
+    ``wall``: since 1970 instead, by this machine's clock. Only recipes ask for that.
     """
 
     wall: bool = False
 
 
-class OpenLink(NamedTuple):
-    """A connection of one's own, for commands that need the same one (WATCH). The reply: something to name it by."""
+class OpenConnection(NamedTuple):
+    """An exclusive connection, for commands that depend on each other (WATCH). The reply: its handle."""
 
     timeout: float
 
 
 class CallOn(NamedTuple):
-    """Send commands over a link, in one go. The reply: a list with the reply of each; an error is a StepFailed in it.
+    """Send commands over a connection of OpenConnection, in one go. The reply: a list of replies and StepFaileds.
 
-    If the link is lost, StepFailed is thrown, and whatever the server remembered of the link is gone with it.
+    If the connection is lost, StepFailed is thrown, and what the server remembered of it is gone.
     """
 
-    link: Any
-    commands: tuple[Command, ...]
+    connection: Any
+    commands: tuple[Step | Command, ...]
     timeout: float
 
 
-class CloseLink(NamedTuple):
-    """Give the link up. No reply."""
+class CloseConnection(NamedTuple):
+    """Close or return the connection. No reply."""
 
-    link: Any
+    connection: Any
 
 
 class NewToken(NamedTuple):
-    """A token that nobody can guess, with a readable part."""
+    """A random token, with a readable part."""
 
     label: str
 
 
 class Caller(NamedTuple):
-    """Who is asking: the thread, or the asyncio task."""
+    """The thread or asyncio task that runs this protocol."""
 
 
-class Entrust(NamedTuple):
-    """Let the keeper see to it that this hold leaves nothing behind on the server."""
-
-    hold: Hold
-
-
-class Attend(NamedTuple):
-    """Let the keeper show the server that this waiter is alive, and wake it when it should ask."""
+class DeferCleanup(NamedTuple):
+    """Let the keeper remove what this hold may have left on the server."""
 
     hold: Hold
 
 
-class Tell(NamedTuple):
-    """Let the holder know that its lease is lost."""
+class ShowPresence(NamedTuple):
+    """Let the keeper show the server that this waiter is alive, and wake the waiter when it should ask."""
+
+    hold: Hold
+
+
+class ReportLoss(NamedTuple):
+    """Report to the holder that its lease is lost."""
 
     hold: Hold
 
 
 class Warn(NamedTuple):
-    """Let people know, in the log."""
+    """Write a warning to the log."""
 
     message: str
 
 
+class Report(NamedTuple):
+    """Report an event to the log and to the hooks of ``on_event``."""
+
+    event: Event
+
+
 class Attach(NamedTuple):
-    """A block begins that relies on this hold. The reply: who runs it, and what the driver would cancel on loss."""
+    """A block that relies on this hold begins. The reply: its thread or task, and what the driver cancels on a loss."""
 
     hold: Hold
 
 
 class Detach(NamedTuple):
-    """The block ends, with that error. The reply: the error, less a cancellation of the driver's, and if that was."""
+    """The block ends with that error. The reply: the error without the driver's own cancellation, and whether the
+    driver's cancellation ended the block."""
 
     hold: Hold
     block: Any
@@ -261,20 +244,22 @@ class Detach(NamedTuple):
 Effect: TypeAlias = (
     Call
     | CallEach
+    | Scan
     | Wait
     | Listen
     | Now
     | NewToken
     | Caller
-    | Entrust
-    | Attend
-    | Tell
+    | DeferCleanup
+    | ShowPresence
+    | ReportLoss
     | Warn
+    | Report
     | Attach
     | Detach
-    | OpenLink
+    | OpenConnection
     | CallOn
-    | CloseLink
+    | CloseConnection
 )
 Effects: TypeAlias = Generator[Effect, Any, T]
 
@@ -284,7 +269,7 @@ _CALLER: Final = Caller()
 
 
 def is_over(protocol: Effects[Any]) -> bool:
-    """Whether it has ended, so that an exception seen by a driver is its own and not that of an effect."""
+    """Whether it has ended: an exception that the driver sees was then raised by the protocol, not by an effect."""
     return getattr(protocol, "gi_frame", None) is None
 
 
@@ -294,7 +279,7 @@ def is_begun(protocol: Effects[Any]) -> bool:
 
 
 def parsed(step: Step | Command, reply: Any) -> Any:
-    """A raw reply as the value that its step declares in ``replies``; StepFailed if it is none."""
+    """A raw reply as the value that its step declares in ``replies``; StepFailed if it does not have that shape."""
     name: Any = step[0] if type(step) is Step else step[0][0]  # the script, or the first word of a Command
     parse = REPLIES.get(name)
     if parse is None:
@@ -303,42 +288,43 @@ def parsed(step: Step | Command, reply: Any) -> Any:
         return parse(reply)
     except Malformed:
         error = Unavailable(
-            {"the server": f"it answered {name!r} with something that is no reply to that"},
+            {"the server": f"it sent an unexpected reply to {name!r}"},
             "Check that a Redis or Valkey server is there, and that no proxy changes what it answers",
         )
-        # What the step did is not known. Another try may find a connection that is in order, but not for ever.
-        raise StepFailed(error, sent=True, retry=True, met=False) from None
-
-
-# As a NamedTuple makes itself, less the sorting out of its arguments, which takes longer than the making.
-_make: Final[Any] = tuple.__new__
+        # The outcome of the step is unknown. Another try may get a connection that works, but not forever.
+        raise StepFailed(error, sent=True, retry=True, ever_answered=False) from None
 
 
 def call(step: Step | Command, timeout: float, *, shielded: bool = False) -> Effects[Any]:
-    """The reply to that step, parsed; StepFailed if there is none, or if it is no reply to that step."""
-    return parsed(step, (yield _make(Call, (step, timeout, shielded))))
+    """The reply to that step, parsed; StepFailed if there is none, or if it does not have the shape of one."""
+    return parsed(step, (yield Call(step, timeout, shielded)))
 
 
-def call_each(steps: Sequence[Step], timeout: float) -> Effects[list[Any]]:
+def call_each(steps: Sequence[Step | Command], timeout: float) -> Effects[list[Any]]:
     """For each step its reply, parsed, or its StepFailed."""
     replies: list[Any] = yield CallEach(steps, timeout)
     return [_parsed_or_failed(step, reply) for step, reply in zip(steps, replies, strict=True)]
 
 
-def _parsed_or_failed(step: Step, reply: Any) -> Any:
+def _parsed_or_failed(step: Step | Command, reply: Any) -> Any:
     try:
         return reply if isinstance(reply, StepFailed) else parsed(step, reply)
     except StepFailed as failed:
         return failed
 
 
-def wait(bell: Bell | None, until: float) -> Effects[float]:
-    now: float = yield _make(Wait, (bell, until))
+def scan(cursor: str, pattern: str, timeout: float) -> Effects[tuple[str, list[bytes]]]:
+    found: tuple[str, list[bytes]] = yield Scan(cursor, pattern, timeout)
+    return found
+
+
+def wait(wakeup: Wakeup | None, until: float) -> Effects[float]:
+    now: float = yield Wait(wakeup, until)
     return now
 
 
-def listen(timeout: float) -> Effects[bool]:
-    heard: bool = yield Listen(timeout)
+def listen(timeout: float, keys: tuple[str, ...]) -> Effects[bool]:
+    heard: bool = yield Listen(timeout, keys)
     return heard
 
 
@@ -352,51 +338,61 @@ def wall_clock() -> Effects[float]:
     return now
 
 
-def open_link(timeout: float) -> Effects[Any]:
-    link: Any = yield OpenLink(timeout)
-    return link
+def open_connection(timeout: float) -> Effects[Any]:
+    connection: Any = yield OpenConnection(timeout)
+    return connection
 
 
-def call_on(link: Any, *commands: Command, timeout: float) -> Effects[list[Any]]:
-    replies: list[Any] = yield CallOn(link, commands, timeout)
+def call_on(connection: Any, *commands: Step | Command, timeout: float) -> Effects[list[Any]]:
+    replies: list[Any] = yield CallOn(connection, commands, timeout)
     return replies
 
 
-def close_link(link: Any) -> Effects[None]:
-    yield CloseLink(link)
+def close_connection(connection: Any) -> Effects[None]:
+    yield CloseConnection(connection)
 
 
 def new_token(label: str) -> Effects[str]:
-    token: str = yield _make(NewToken, (label,))
+    token: str = yield NewToken(label)
     return token
 
 
 def caller() -> Effects[Hashable]:
-    who: Hashable = yield _CALLER
-    return who
+    found: Hashable = yield _CALLER
+    return found
 
 
-def entrust(hold: Hold) -> Effects[None]:
-    yield Entrust(hold)
+def defer_cleanup(hold: Hold) -> Effects[None]:
+    yield DeferCleanup(hold)
 
 
-def attend(hold: Hold) -> Effects[None]:
-    yield Attend(hold)
+def show_presence(hold: Hold) -> Effects[None]:
+    yield ShowPresence(hold)
 
 
-def tell(hold: Hold) -> Effects[None]:
-    yield Tell(hold)
+def report_loss(hold: Hold) -> Effects[None]:
+    yield ReportLoss(hold)
 
 
 def warn(message: str) -> Effects[None]:
     yield Warn(message)
 
 
+def report(event: Event) -> Effects[None]:
+    yield Report(event)
+
+
+def ask_server(command: Command) -> Generator[Command, Any, Any]:
+    """The reply to one command of a step that is several commands: see memcached.py. Its engine sends it."""
+    reply: Any = yield command
+    return reply
+
+
 def attach(hold: Hold) -> Effects[tuple[Hashable, Any]]:
-    block: tuple[Hashable, Any] = yield _make(Attach, (hold,))
+    block: tuple[Hashable, Any] = yield Attach(hold)
     return block
 
 
 def detach(hold: Hold, block: Any, error: BaseException | None) -> Effects[tuple[BaseException | None, bool]]:
-    left: tuple[BaseException | None, bool] = yield _make(Detach, (hold, block, error))
+    left: tuple[BaseException | None, bool] = yield Detach(hold, block, error)
     return left

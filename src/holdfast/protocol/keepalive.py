@@ -1,73 +1,107 @@
-"""Keeping leases: one keeper for all the leases of a client.
+"""Keeping leases: one keeper renews all leases of a client.
 
-Invariant. A hold in the book is renewed once a third of its ttl is over, as long as the server can be reached; whoever
-takes it out of the book (``leave`` succeeds for exactly one caller) ends it, and from then on no renewal of it is
-sent and no reply to one is heeded. A hold whose deadline passes is told so.
+Invariant. A registered hold is renewed once a third of its ttl is over, as long as the server can be reached. The one
+caller for which ``leave`` succeeds ends the hold; after that no renewal of it is sent, and no reply to one counts. The
+holder is notified when its deadline passes.
 
-The first renewal comes a tenth of a second after the grant. From then on the server tells us if anybody else writes the
-key; such a push is a hint, and answered by the same renewal, which finds out. So short holds pay nothing, and the loss
-of others is known in milliseconds. Rooms, whose
-keys are written by every visitor, are looked after in another way: see lookout.py.
+The first renewal comes a tenth of a second after the grant. From then on the server notifies us if another client
+writes the key. Such a push is a hint: the same renewal finds out what happened. So short holds cost nothing, and the
+loss of others is known in milliseconds. The keys of permit pools are written by every holder, so these are monitored in
+another way: see membership.py.
 
-What is due together is sent together: a round renews all that is due now or soon, so that the rounds of ten thousand
-leases are a few a second, not thousands. A round that fails is tried again until the deadline of each hold; one
-error never ends the keeper.
+What is due together is sent together: a round renews all that is due now or soon, so that ten thousand leases need a
+few rounds a second, not thousands. A round that fails is tried again until the deadline of each hold. No error ends
+the keeper.
 
-It also finishes what its callers could not: chores are holds whose key must not outlive them, abandoned again and
-again until the server has confirmed it, or until it no longer matters. And it speaks for waiters, where these are many:
-see presence.py. Renewals go before all of that: other work is done in batches, for a tenth of a second at a time, and
-then the keeper looks again for what is due.
+The keeper also finishes what its callers could not: a pending clean-up is a hold whose key must not outlive it. It is
+abandoned again and again until the server has confirmed it, or until it no longer matters. If waiters are many, the
+keeper shows the server that they are alive: see presence.py. Renewals go before all of that: other work is done in
+batches, for a tenth of a second at a time, and then the keeper looks again for what is due.
 
-Clocks: as in mutex.py. The keeper being late is safe: ``held`` does not depend on it.
+Clocks: as in mutex.py. If the keeper is late, nothing is unsafe: ``held`` does not depend on it.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Final, NamedTuple
 from weakref import ref
 
-from holdfast.lease import HELD, LOST, Hold, drift
+from holdfast.options import drift
 from holdfast.protocol import mutex
-from holdfast.protocol.effects import Bell, Effects, Step, StepFailed, call_each, clock, tell, wait
-from holdfast.protocol.lookout import Look, Lookout, Lookouts, SharedHold, look_steps, plan_looks
-from holdfast.protocol.presence import Crowd, show_presence
-from holdfast.protocol.replies import FREED, GONE
+from holdfast.protocol.effects import Effects, Step, StepFailed, Wakeup, call_each, clock, report_loss, wait
+from holdfast.protocol.hold import HELD, Hold
+from holdfast.protocol.kinds.membership import (
+    MembershipCheck,
+    MembershipMonitor,
+    MembershipMonitors,
+    SharedHold,
+    check_steps,
+    plan_checks,
+)
+from holdfast.protocol.replies import DONE, GONE
+from holdfast.protocol.reporting import (
+    is_slow,
+    is_waited_for_long,
+    report_failed_renewal,
+    report_local_wait,
+    report_renewal,
+)
 from holdfast.protocol.retry import SHORTEST_CALL
-
-__all__ = ["CLOSED", "Book", "Round", "keep", "plan"]
+from holdfast.protocol.wait.presence import Crowd, show_presence
 
 LONGEST_SLEEP: Final = 60.0
 LONGEST_CALL: Final = 1.0  # a stuck connection must not keep the keeper from other leases for long
-CHORE_PAUSE: Final = 0.2
+CLEANUP_PAUSE: Final = 0.2
+# While waits of a crowd time out, the callers come first: their clean-ups begin once no wait has ended for QUIET
+# seconds, and LONGEST_DELAY after the first at the latest (benchmarks.crowd).
+QUIET: Final = 0.25
+LONGEST_DELAY: Final = 3.0
 BATCH: Final = 1000
 SLICE: Final = 0.1  # seconds of other work, before the keeper looks again which leases are due
 
 CLOSED: Final = "its client was closed"
 
 
-class Chore(NamedTuple):
+def _not_observed() -> bool:
+    return False
+
+
+class PendingCleanup(NamedTuple):
     hold: Hold
     until: float
 
 
-class Book:
+class LeaseRegistry:
     """The holds of one client. Its methods are single dict and deque operations, so any thread may call them."""
 
-    def __init__(self, bell: Bell) -> None:
-        self.bell = bell
+    def __init__(self, wakeup: Wakeup) -> None:
+        self.wakeup = wakeup
         self.holds: dict[Hold, Hold] = {}
-        self.watched: dict[str, Hold] = {}  # by key: the server tells us when anybody else writes it
-        self.lookouts = Lookouts(self.wake_the_keeper)  # and of which rooms it does
+        self.watched: dict[str, Hold] = {}  # by key: the server notifies us when another client writes it
+        self.monitors = MembershipMonitors(self.wake_the_keeper)  # of permit pools
         self.crowd = Crowd()  # the waiters for which the keeper speaks
-        self.chores: deque[Chore] = deque()
+        self.cleanups: deque[PendingCleanup] = deque()
+        self.cleanups_from = self._cleanups_by = 0.0  # when to begin, and when at the latest
+        self.cleaning = 0  # pending clean-ups that were sent and not answered yet
+        self.renewals = self.failed_renewals = 0  # so far
         self.wakes_at = float("inf")  # when the keeper will look next; infinite while it is not asleep
         self.wanted_at = 0.0  # when it was last asked to; kept although that hold may be over, lest each one wakes it
         self.closed = False
+        self.keys_expire = True  # if False, the key of a hold that is over must be deleted
+        self._wait_reported_at = 0.0
+        self.observed: Callable[[], bool] = _not_observed  # whether events of the ordinary course are wanted
+
+    def may_report_wait(self, now: float) -> bool:
+        """Whether to report a long wait now: one a second for each client, however many waiters it has."""
+        if now < self._wait_reported_at + 1.0:
+            return False
+        self._wait_reported_at = now
+        return True
 
     def wake_the_keeper(self) -> None:
-        self.bell.ring()  # which is another one after a fork, and in another event loop
+        self.wakeup.wake()  # another one after a fork, and in another event loop
 
     def enter(self, hold: Hold) -> None:
         self.holds[hold] = hold
@@ -75,24 +109,24 @@ class Book:
             hold.lose(CLOSED)
         when = due_at(hold)
         if isinstance(hold, SharedHold):
-            hold.lookouts = self.lookouts
-            self.lookouts.in_use = True
-            self.lookouts.move(hold)
+            hold.monitors = self.monitors
+            self.monitors.in_use = True
+            self.monitors.move(hold)
             when = min(when, hold.old_at)
         if when < self.wakes_at:
             self.wanted_at = when
-            self.bell.ring()
+            self.wakeup.wake()
 
     def leave(self, hold: Hold) -> bool:
-        """Take it out; True for exactly one caller, who may then end it."""
+        """Take it out; True for exactly one caller, which may then end it."""
         if self.watched:
             self.unwatch(hold)
-        if self.lookouts.rooms and isinstance(hold, SharedHold):
-            self.lookouts.move(hold)
+        if self.monitors.monitored and isinstance(hold, SharedHold):
+            self.monitors.move(hold)
         return self.holds.pop(hold, None) is not None
 
     def unwatch(self, hold: Hold) -> None:
-        for key in hold.mains:
+        for key in hold.main_keys:
             if self.watched.get(key) is hold:
                 self.watched.pop(key, None)
 
@@ -101,53 +135,55 @@ class Book:
         me = ref(caller)
         return [hold for hold in list(self.holds) if hold.caller == me]
 
-    def look_at(self, key: str) -> None:
-        """Somebody else wrote that key: if a hold relies on it, see what became of it."""
+    def check_key(self, key: str) -> None:
+        """Another client wrote that key: if a hold relies on it, renew it at once to see whether it is lost."""
         hold = self.watched.pop(key, None)
         if hold is not None:
-            hold.look_at = 0.0
-            self.bell.ring()
-        self.lookouts.stir(key)
+            hold.check_at = 0.0
+            self.wakeup.wake()
+        self.monitors.recheck(key)
 
     def look_at_all(self) -> None:
         for key in list(self.watched):
-            self.look_at(key)
-        self.lookouts.stir_all()
+            self.check_key(key)
+        self.monitors.recheck_all()
 
     def is_watching(self) -> bool:
-        return bool(self.watched or self.lookouts.rooms)
+        return bool(self.watched or self.monitors.monitored)
 
-    def entrust(self, hold: Hold, now: float) -> None:
+    def defer_cleanup(self, hold: Hold, now: float) -> None:
         # As long as the key can be there (it may have been extended), or a late request could bring it back.
-        matters = max(hold.terms.ttl, mutex.TOMBSTONE_MS / 1000, hold.deadline - now + drift(hold.terms.ttl))
-        self.chores.append(Chore(hold, now + matters))
-        self.bell.ring()
+        matters = max(hold.options.ttl, mutex.TOMBSTONE_MS / 1000, hold.deadline - now + drift(hold.options.ttl))
+        if not self.cleanups:
+            self._cleanups_by = now + LONGEST_DELAY
+        self.cleanups.append(PendingCleanup(hold, now + matters))
+        self.cleanups_from = min(now + QUIET, self._cleanups_by) if hold.waiter.crowded else now
+        if self.wakes_at > self.cleanups_from + CLEANUP_PAUSE or not hold.waiter.crowded:
+            self.wakeup.wake()
 
-    def attend(self, hold: Hold, now: float) -> None:
+    def show_presence(self, hold: Hold, now: float) -> None:
         """This waiter sleeps: show the server that it is alive, from now on."""
         if self.crowd.join(hold, now):
-            self.bell.ring()
+            self.wakeup.wake()
 
     def look_for_crowd(self) -> None:
         """Notifications may have been lost: see at once which waiters of the crowd should ask."""
         if self.crowd.look_at_once():
-            self.bell.ring()
+            self.wakeup.wake()
 
     def close(self) -> None:
         self.closed = True
-        self.bell.ring()
+        self.wakeup.wake()
 
     def disown(self, reason: str) -> None:
-        """In a forked child: nothing here is ours. No bell is rung, for whoever waited is not in this process."""
+        """In a forked child: no hold is ours. No waiter is woken, because none is in this process."""
         for hold in self.holds.values():
-            hold.mine = False
-            hold.phase = LOST
-            hold.reason = reason
+            hold.disown(reason)
         self.holds.clear()
         self.watched.clear()
-        self.lookouts.rooms.clear()
+        self.monitors.monitored.clear()
         self.crowd.forget()
-        self.chores.clear()
+        self.cleanups.clear()
 
 
 class Round(NamedTuple):
@@ -162,9 +198,9 @@ class Round(NamedTuple):
 def due_at(hold: Hold) -> float:
     """When to see to it: after a third of the ttl, so that two more tries fit in; at its deadline if it is not renewed;
     sooner if there is reason to look."""
-    deadline, terms = hold.deadline, hold.terms
-    when = deadline if not terms.renew or deadline >= hold.ends else deadline - terms.renewed_with
-    when = min(when, hold.look_at)
+    deadline, options = hold.deadline, hold.options
+    when = deadline if not options.renew or deadline >= hold.max_hold_ends else deadline - options.renewed_with
+    when = min(when, hold.check_at)
     return when if when > hold.retry_at else hold.retry_at
 
 
@@ -174,14 +210,14 @@ def asked_for(hold: Hold, now: float) -> float:
     With max_hold in sight no more than is left of it (and the drift that will be taken off); and if it is not to be
     renewed, so little that nothing changes and we only see that it is there.
     """
-    if not hold.terms.renew:
+    if not hold.options.renew:
         return 0.001
-    return min(hold.terms.ttl, (hold.ends - now) * 1.02 + 0.003)
+    return min(hold.options.ttl, (hold.max_hold_ends - now) * 1.02 + 0.003)
 
 
 def retry_pause(hold: Hold, now: float) -> float:
     """After a failed renewal: shorter the less time is left."""
-    return max(0.02, min(1.0, hold.terms.ttl / 30, (hold.deadline - now) / 10))
+    return max(0.02, min(1.0, hold.options.ttl / 30, (hold.deadline - now) / 10))
 
 
 def plan(holds: list[Hold], now: float) -> Round:
@@ -199,7 +235,7 @@ def plan(holds: list[Hold], now: float) -> Round:
         when = due_at(hold)
         if when < hold.deadline:
             first_deadline = min(first_deadline, hold.deadline)
-        slack = 0.0 if when == hold.look_at else hold.terms.ttl / 12
+        slack = 0.0 if when == hold.check_at else hold.options.ttl / 12
         if when < hold.deadline and when <= now + slack and hold.retry_at <= now:
             due.append(hold)
         else:
@@ -207,113 +243,155 @@ def plan(holds: list[Hold], now: float) -> Round:
     return Round(over, due, wakes_at, first_deadline)
 
 
-def keep(book: Book) -> Effects[None]:
-    """The keeper's life. It ends when the book is closed, after one last try at its chores."""
+def keep(registry: LeaseRegistry) -> Effects[None]:
+    """Run the keeper until the registry is closed, and try the pending clean-ups once more."""
     while True:
-        book.bell.clear()
-        closing = book.closed
+        registry.wakeup.clear()
+        closing = registry.closed
         now = yield from clock()
-        todo = plan(list(book.holds.values()), now)
+        todo = plan(list(registry.holds.values()), now)
         for hold in todo.over:
-            if hold.lose(hold.why_over()):
-                yield from tell(hold)
+            yield from _lose(registry, hold, hold.why_over(), now)
         if not closing and todo.due:
-            yield from _renew(book, todo, now)
-        candidates = list(book.holds.values()) if book.lookouts.in_use else []
-        looks, look_at = plan_looks(candidates, book.lookouts, now)
+            yield from _renew(registry, todo, now)
+        candidates = list(registry.holds.values()) if registry.monitors.in_use else []
+        looks, check_at = plan_checks(candidates, registry.monitors, now)
         if not closing and looks:
-            yield from _look(book, looks)
+            yield from _look(registry, looks)
         slice_ends = float("inf") if closing else min(todo.wakes_at, now + SLICE)
-        busy = bool(book.chores) and (yield from _do_chores(book, slice_ends))
+        cleans = bool(registry.cleanups) and (closing or now >= registry.cleanups_from)
+        busy = cleans and (yield from _run_cleanups(registry, slice_ends))
         if closing:
             return
-        crowd = book.crowd
+        crowd = registry.crowd
         if crowd.is_due(now):
             # As in _look: it must leave time for renewals.
             timeout = min(LONGEST_CALL, max(SHORTEST_CALL, (todo.first_deadline - now) / 3))
             yield from show_presence(crowd, slice_ends, timeout)
             busy = busy or crowd.is_due(now)
         if not todo.due and not looks and not busy:
-            wakes_at = min(todo.wakes_at, look_at, crowd.due_at)
-            if book.chores:
-                wakes_at = min(wakes_at, now + CHORE_PAUSE)
-            book.wakes_at = min(wakes_at, book.wanted_at) if book.wanted_at > now else wakes_at
-            if not book.closed:
-                yield from wait(book.bell, book.wakes_at)
-            book.wakes_at = float("inf")
+            wakes_at = min(todo.wakes_at, check_at, crowd.due_at)
+            if registry.cleanups:
+                wakes_at = min(wakes_at, max(now + CLEANUP_PAUSE, registry.cleanups_from))
+            registry.wakes_at = min(wakes_at, registry.wanted_at) if registry.wanted_at > now else wakes_at
+            if not registry.closed:
+                yield from wait(registry.wakeup, registry.wakes_at)
+            registry.wakes_at = float("inf")
 
 
-def _renew(book: Book, todo: Round, now: float) -> Effects[None]:
+def _lose(registry: LeaseRegistry, hold: Hold, reason: str, now: float) -> Effects[None]:
+    if hold.lose(reason):
+        yield from report_loss(hold)
+        if not registry.keys_expire:
+            registry.defer_cleanup(hold, now)
+
+
+def _renew(registry: LeaseRegistry, todo: Round, now: float) -> Effects[None]:
     for start in range(0, len(todo.due), BATCH):
-        batch = [hold for hold in todo.due[start : start + BATCH] if hold in book.holds]
+        batch = [hold for hold in todo.due[start : start + BATCH] if hold in registry.holds]
         asked_at = yield from clock()
         ttls = [asked_for(hold, asked_at) for hold in batch]
         for hold in batch:
-            hold.look_at = float("inf")
-            if hold.kind is None or hold.kind.watches:
-                for key in hold.mains:
-                    book.watched[key] = hold
+            hold.check_at = float("inf")
+            if hold.steps.tracks_key:
+                for key in hold.main_keys:
+                    registry.watched[key] = hold
         steps = [mutex.renew_step(hold, ttl, watch=True) for hold, ttl in zip(batch, ttls, strict=True)]
-        shortest = min((hold.terms.ttl for hold in batch), default=1.0)
+        shortest = min((hold.options.ttl for hold in batch), default=1.0)
         # Not beyond the deadline of any that is to be renewed, lest it is told late; but long enough for a round trip.
         timeout = min(LONGEST_CALL, shortest / 3, max(SHORTEST_CALL, todo.first_deadline - asked_at))
         for hold, ttl in zip(batch, ttls, strict=True):
             hold.ask_to_prolong(ttl, asked_at + timeout)
         replies = yield from call_each(steps, timeout)
         now = yield from clock()
+        lost: list[tuple[Hold, int]] = []
         for hold, ttl, reply in zip(batch, ttls, replies, strict=True):
-            if hold not in book.holds:
-                # Released while the renewal was under way: its fate is not ours any more.
-                book.unwatch(hold)
+            if hold not in registry.holds:
+                # Released while the renewal was under way.
+                registry.unwatch(hold)
                 continue
             if isinstance(reply, StepFailed):
-                hold.doubtful = hold.doubtful or reply.sent
-                hold.retry_at = hold.look_at = now + retry_pause(hold, now)
-            elif reply == FREED:
+                registry.failed_renewals += 1
+                hold.fail_to_renew(reply.sent, now + retry_pause(hold, now))
+                yield from report_failed_renewal(hold, now, reply.error)
+            elif reply == DONE:
+                registry.renewals += 1
+                left = hold.remaining(now)
                 hold.prolong(ttl, asked_at)
-            elif hold.lose(mutex.LOST_BY[reply]):
-                yield from tell(hold)
+                if registry.observed() or is_slow(hold, left):
+                    yield from report_renewal(hold, left)
+                if hold.local_waiters() and is_waited_for_long(hold, now) and registry.may_report_wait(now):
+                    yield from report_local_wait(hold, now)
+            else:
+                lost.append((hold, reply))
+        yield from _tell(registry, lost, now)
+        yield from _keep_fences(batch, asked_at, timeout)
 
 
-def _look(book: Book, looks: list[Look]) -> Effects[None]:
-    """See who of ours is still in those rooms, and have them watched from now on."""
+def _tell(registry: LeaseRegistry, lost: list[tuple[Hold, int]], now: float) -> Effects[None]:
+    """Tell the holders that their leases are lost, and why."""
+    reasons = (yield from mutex.loss_reasons(lost)) if lost else []
+    for (hold, _), reason in zip(lost, reasons, strict=True):
+        yield from _lose(registry, hold, reason, now)
+
+
+def _keep_fences(renewed: list[Hold], now: float, timeout: float) -> Effects[None]:
+    """Let the record of a fence outlast the hold: after a third of its retention; at once if the ttl is longer."""
+    steps: list[Step] = []
+    for hold in renewed:
+        options, since = hold.options, hold.fence_kept_at
+        hold.fence_kept_at = since or now
+        due = now - since > mutex.fence_kept_for(options) / 3 if since else options.fence_retention < options.ttl
+        if due and hold.steps.tracks_key:
+            hold.fence_kept_at = now
+            steps += mutex.keep_fence_steps(hold)
+    if steps:
+        yield from call_each(steps, timeout)  # if it fails, the next one is still in time
+
+
+def _look(registry: LeaseRegistry, looks: list[MembershipCheck]) -> Effects[None]:
+    """See which of our holds are still in those permit pools, and have the pools watched from now on."""
     for start in range(0, len(looks), BATCH):
         batch = looks[start : start + BATCH]
         now = yield from clock()
         for look in batch:
-            book.lookouts.rooms.setdefault(look.key, Lookout()).begin(now)
-        asked = [part for look in batch for part in look_steps(look)]
+            registry.monitors.monitored.setdefault(look.key, MembershipMonitor()).begin(now)
+        asked = [part for look in batch for part in check_steps(look)]
         # It must leave time for the renewals of others, and for telling those whose leases are to end.
-        first_deadline = min((hold.deadline for hold in list(book.holds.values())), default=now)
+        first_deadline = min((hold.deadline for hold in list(registry.holds.values())), default=now)
         timeout = min(LONGEST_CALL, max(SHORTEST_CALL, (first_deadline - now) / 3))
         replies = yield from call_each([step for step, _ in asked], timeout)
+        lost: list[tuple[Hold, int]] = []
         for (step, holds), reply in zip(asked, replies, strict=True):
             if isinstance(reply, StepFailed) or len(reply) != len(holds):
-                book.look_at(step.keys[0])
+                registry.check_key(step.keys[0])
                 continue
             for hold, found in zip(holds, reply, strict=True):
-                # Who has left meanwhile has given its place back, or is about to.
-                if not found and hold in book.holds and hold.lose(mutex.LOST_BY[GONE]):
-                    yield from tell(hold)
+                # A hold that has left meanwhile has released its permit, or is about to.
+                if not found and hold in registry.holds:
+                    lost.append((hold, GONE))
+        yield from _tell(registry, lost, now)
 
 
-def _do_chores(book: Book, until: float) -> Effects[bool]:
-    """Abandon what is left to do, in batches, until that time; whether to go on at once after a look at the leases.
+def _run_cleanups(registry: LeaseRegistry, until: float) -> Effects[bool]:
+    """Run pending clean-ups in batches until that time; returns whether to continue after a check of the leases.
 
-    Each chore has one try: what fails is tried again after a pause.
+    Each clean-up is tried once: one that fails is tried again after a pause.
     """
-    for start in range(0, len(book.chores), BATCH):
+    for start in range(0, len(registry.cleanups), BATCH):
         now = yield from clock()
         if start and now >= until:  # but one batch in each round, however long the renewals take
             return True
-        chores = [book.chores.popleft() for _ in range(min(BATCH, len(book.chores)))]
-        chores = [chore for chore in chores if now < chore.until]
-        steps: list[Step] = [mutex.abandon_step(chore.hold) for chore in chores]
+        cleanups = [registry.cleanups.popleft() for _ in range(min(BATCH, len(registry.cleanups)))]
+        cleanups = [cleanup for cleanup in cleanups if now < cleanup.until]
+        steps: list[Step] = [mutex.abandon_step(cleanup.hold) for cleanup in cleanups]
+        registry.cleaning = len(steps)
         replies = (yield from call_each(steps, LONGEST_CALL)) if steps else []
-        for chore, step, reply in zip(chores, steps, replies, strict=True):
+        registry.cleaning = 0
+        for cleanup, step, reply in zip(cleanups, steps, replies, strict=True):
             if isinstance(reply, StepFailed) or not reply.buried:
-                book.chores.append(chore)
-            book.lookouts.stir(step.keys[0])  # it was we who wrote there, and a watch has ended by that
+                registry.cleanups.append(cleanup)
+            registry.monitors.recheck(step.keys[0])  # our own write ended client tracking; re-arm it
         if replies and isinstance(replies[-1], StepFailed):
             return False  # the other batches would have no answer, either
     return False

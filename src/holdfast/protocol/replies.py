@@ -1,12 +1,12 @@
-"""What steps answer: each reply is checked and parsed once, here, into a value with a type.
+"""The replies of steps: each is checked and parsed once, here, into a typed value.
 
-Invariant. A protocol never sees a raw reply. What does not have the shape that its step declares is ``Malformed``: a
-proxy that garbles, a connection out of step, a server that is none. It grants nothing, and the step may have taken
-effect. ``effects.call`` and ``effects.call_each`` turn it into a StepFailed, so it is handled like a lost reply: the
+Invariant. A protocol never sees a raw reply. A reply without the shape that its step declares is ``Malformed``: a proxy
+garbled it, the connection is out of step, or the server is no Redis. It grants nothing, and the step may have taken
+effect. ``effects.call`` and ``effects.call_each`` turn it into a StepFailed, which is handled like a lost reply: the
 step is sent again, or cleaned up after.
 
-Atomic: nothing; no effect is asked for here. A fence is a whole number from 1 to 2**53 - 1, and no bool. Script replies
-have it as text. Up to there the doubles of Lua and JSON are exact.
+Atomic: nothing; there are no effects here. A fence is an int from 1 to 2**53 - 1: up to there the doubles of Lua and
+JSON are exact. Script replies have it as text.
 """
 
 from __future__ import annotations
@@ -17,49 +17,27 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from holdfast.errors import Unsupported
 from holdfast.lease import MAX_FENCE
 
-__all__ = [
-    "FREED",
-    "GONE",
-    "REPLIES",
-    "TAKEN",
-    "Abandoned",
-    "Claimed",
-    "Cleaned",
-    "Computing",
-    "Failed",
-    "Found",
-    "Granted",
-    "Leading",
-    "Malformed",
-    "NotAdopted",
-    "OtherCount",
-    "Refused",
-    "Remaining",
-    "WrongKind",
-    "fence_error",
-]
-
-FREED: Final = 1  # by a release; by a renewal: it is still ours
+DONE: Final = 1  # released, or renewed
 GONE: Final = 0  # the key expired, or was deleted
 TAKEN: Final = -1  # the key is another holder's
 
-_make: Final[Any] = tuple.__new__  # as in effects
 _MOST_DIGITS: Final = 16
-_FENCE_ERRORS: Final = {  # see lua/fence.lua
+NO_FENCE: Final = -(2**40)  # the score of a holder without a fence, as in lua/include/pool.lua
+_FENCE_ERRORS: Final = {  # see lua/include/fence.lua
     "FENCELIMIT": "is so large that the next one would not be exact",
     "FENCETYPE": "is no string",
 }
 
 
 class Malformed(Exception):
-    """This is no reply to that step."""
+    """The reply does not have the shape that its step declares."""
 
 
 class Granted(NamedTuple):
-    """The lock is ours, for the whole ttl."""
+    """The lock is ours, for the full ttl."""
 
     fence: int
-    slot: Any = -1  # which permit it is, if they are numbered; or the fence of each of several names
+    slot: Any = -1  # the number of the permit; or the fence of each of several names
 
 
 class Refused(NamedTuple):
@@ -68,42 +46,37 @@ class Refused(NamedTuple):
     left_ms: int  # until the holder's lease ends, or the yield window; negative: not known
     now_us: int  # the server's time
     first: bool  # no other waiter comes before us
-    holder: bytes  # the token of the holder, or of the waiter that it is reserved for; empty in a yield window
+    holder: bytes  # the token of the holder, or of the waiter that the lock is kept for; empty in a yield window
     key: str = ""  # of several names, the one that refused
-    reserved: bool = False  # it is kept for a waiter that wants other names as well
+    reserved: bool = False  # the lock is kept for a waiter that wants other names too
 
 
 class Abandoned(NamedTuple):
-    """This token was given up before the request arrived."""
-
-
-# What the kind of a permit pool ends in, on the wire. Earlier versions wrote the kind without it, and kept holders in
-# other keys. So each version refuses a name that the other one uses.
-POOL: Final = "pool"
+    """This token was abandoned before the request arrived."""
 
 
 class WrongKind(NamedTuple):
     """The name is in use as another kind of lock."""
 
     kind: str
-    key: str = ""  # of several names, the one that is
+    key: str = ""  # of several names, the one in use
 
 
 class Cleaned(NamedTuple):
-    """What an abandon found, and whether its tombstone stands (or none was needed)."""
+    """The result of an abandon, and whether its tombstone was written (or not needed)."""
 
     freed: int
     buried: bool
 
 
 class NotAdopted(NamedTuple):
-    """The ticket is worth nothing any more: 0 gone, -1 another's, -2 given up before, -3 no such permit."""
+    """The ticket is no longer valid: 0 gone, -1 another owner's, -2 abandoned before, -3 no such permit."""
 
     code: int
 
 
 class Remaining(NamedTuple):
-    """A latch: how often it is still to be counted down."""
+    """The remaining count of a latch."""
 
     left: int
 
@@ -115,11 +88,12 @@ class OtherCount(NamedTuple):
 
 
 class Leading(NamedTuple):
-    """The token and the last fence of an election's lock; and its kind, if it is none."""
+    """The token and the last fence of an election's lock; and the kind, if the name is in use as another kind."""
 
     token: bytes | None
     fence: int | None
     kind: str
+    is_time: bool = True  # the fence is the server's time in microseconds
 
 
 class Found(NamedTuple):
@@ -129,24 +103,55 @@ class Found(NamedTuple):
 
 
 class Claimed(NamedTuple):
-    """It is for us to compute; ``stale`` may be served meanwhile."""
+    """We compute the value; ``stale`` may be served meanwhile."""
 
     now_us: int
     stale: bytes | None
 
 
 class Computing(NamedTuple):
-    """Another caller computes it; its claim ends in that time unless it is renewed."""
+    """Another caller computes the value; its claim ends in that time unless it is renewed."""
 
     left_ms: int
     now_us: int
 
 
 class Failed(NamedTuple):
-    """The computation failed that long ago (-1: that is remembered, whenever it was)."""
+    """The computation failed that long ago (-1: an earlier failure is still remembered)."""
 
     why: bytes
     ago_us: int
+
+
+class Pooled(NamedTuple):
+    """One holder of a permit pool, as read by an inspector."""
+
+    token: bytes
+    ends_us: int | None  # None: it is not known
+    slot: int | None
+    fence: int | None
+
+
+class Queued(NamedTuple):
+    """One entry of a queue, as read by an inspector."""
+
+    token: bytes
+    arrived_us: int
+    entry: bytes | None
+
+
+class Inspected(NamedTuple):
+    """What a name is in use as: lua/inspect/lock.lua says what each field means. etcd answers with this as it is."""
+
+    now_us: int  # 0: the server tells no time
+    kind: str
+    lock: tuple[bytes, int, bytes | None, bool] | None
+    holder_count: int
+    holders: list[Pooled]
+    waiter_count: int
+    waiters: list[Queued]
+    latch: tuple[bytes, int, list[bytes]] | None
+    claim: tuple[bytes, int, int] | None
 
 
 def _fence(value: object) -> int:
@@ -184,10 +189,10 @@ def _text(value: object) -> str:
     return value.decode(errors="replace")
 
 
-def _kind(value: object) -> str:
-    kind = _text(value)
-    earlier = " of an earlier version of Holdfast" if kind in ("semaphore", "rwlock") else ""
-    return kind.removesuffix(POOL) + earlier
+def _bytes(value: object) -> bytes:
+    if type(value) is not bytes:
+        raise Malformed
+    return value
 
 
 def _bytes_or_none(value: object) -> bytes | None:
@@ -210,8 +215,7 @@ def _parts_from(reply: object, least: int) -> list[Any]:
 
 def _acquire(reply: object) -> Granted | Refused | Abandoned | WrongKind:
     if type(reply) is bytes:
-        granted: Granted = _make(Granted, (_fence(reply), -1))
-        return granted
+        return Granted(_fence(reply))
     parts = _parts(reply, 2, 3, 5, 6)
     code = _whole(parts[0])
     match code, len(parts):
@@ -226,7 +230,7 @@ def _acquire(reply: object) -> Granted | Refused | Abandoned | WrongKind:
         case -1, 2:
             return Abandoned()
         case -2, 2 | 3:
-            return WrongKind(_kind(parts[1]), _text(parts[2]) if len(parts) > 2 else "")
+            return WrongKind(_text(parts[1]), _text(parts[2]) if len(parts) > 2 else "")
     raise Malformed
 
 
@@ -270,15 +274,15 @@ def _count(reply: object) -> int:
     return _whole(reply, 0)
 
 
-def _inside(reply: object) -> tuple[int, bool]:
-    inside, alone = _parts(reply, 2)
-    return _whole(inside, 0), _yes_or_no(alone) == 1
+def _holders(reply: object) -> tuple[int, bool]:
+    holders, alone = _parts(reply, 2)
+    return _whole(holders, 0), _yes_or_no(alone) == 1
 
 
 def _latch(reply: object) -> Remaining | OtherCount | WrongKind:
     left, more = _parts(reply, 2)
     if _whole(left, -2) == -2:
-        return WrongKind(_kind(more))
+        return WrongKind(_text(more))
     return Remaining(left) if left >= 0 else OtherCount(_whole(more, 0))
 
 
@@ -289,8 +293,10 @@ def _present(reply: object) -> list[int]:
 
 
 def _leading(reply: object) -> Leading:
-    token, fence, kind = _parts(reply, 3)
-    return Leading(_bytes_or_none(token), None if fence is None else _fence(fence), "" if kind is None else _kind(kind))
+    token, fence, kind, *other = _parts(reply, 3, 4)
+    return Leading(
+        _bytes_or_none(token), None if fence is None else _fence(fence), "" if kind is None else _text(kind), not other
+    )
 
 
 def _cache_look(reply: object) -> Found | Claimed | Computing | Failed | Abandoned:
@@ -309,29 +315,86 @@ def _cache_look(reply: object) -> Found | Claimed | Computing | Failed | Abandon
     raise Malformed
 
 
-_found: Final = _one_of(FREED, GONE, TAKEN)
+def _score(value: object) -> int | None:
+    """A score of a sorted set, which the server sends as text. What is no number was written by hand."""
+    text = "" if value is None else _text(value)
+    return int(text) if text.lstrip("-").isdecimal() else None
+
+
+def _records(values: list[Any], width: int) -> list[list[Any]]:
+    if len(values) % width or not all(type(record) is bytes for record in values[::width]):
+        raise Malformed
+    return [values[start : start + width] for start in range(0, len(values), width)]
+
+
+def _inspected(reply: object) -> Inspected:
+    now_us, kind, lock, pool, queue, latch, claim = _parts(reply, 7)
+    holder_count, *holders = _parts_from([0] if pool is None else pool, 1)
+    waiter_count, *waiters = _parts_from([0] if queue is None else queue, 1)
+    if lock is not None:
+        token, left_ms, fences, kept = _parts(lock, 4)
+        lock = _bytes(token), _whole(left_ms), _bytes_or_none(fences), _yes_or_no(kept) == 1
+    if latch is not None:
+        state, latch_count, *members = _parts_from(latch, 2)
+        latch = _bytes(state), _whole(latch_count, 0), [member for member, _ in _records(members, 2)]
+    if claim is not None:
+        token, left_ms, waiting = _parts(claim, 3)
+        claim = _bytes(token), _whole(left_ms), _whole(waiting, 0)
+    return Inspected(
+        _whole(now_us, 1),
+        "" if kind is None else _text(kind),
+        lock,
+        _whole(holder_count, 0),
+        [_pooled(*record) for record in _records(holders, 4)],
+        _whole(waiter_count, 0),
+        [Queued(token, _score(at) or 0, _bytes_or_none(entry)) for token, at, entry in _records(waiters, 3)],
+        latch,
+        claim,
+    )
+
+
+def _pooled(token: bytes, ends: object, slot: object, fence: object) -> Pooled:
+    known = -(_score(fence) or 0)
+    return Pooled(token, _score(ends) or 0, _score(slot), known if -NO_FENCE < known <= MAX_FENCE else None)
+
+
+def _broke(reply: object) -> tuple[int, int, int]:
+    """1 broken, 0 nothing was changed, -1 kept for a waiter; the fence after the break, 0 if there is none; when."""
+    code, fence, at_us = _parts(reply, 3)
+    return _found(code), _whole(_score(fence), 0), _whole(_score(at_us), 0)
+
+
+def _all_bytes(reply: object) -> list[bytes]:
+    return [_bytes(each) for each in _parts_from(reply, 0)]
+
+
+_found: Final = _one_of(DONE, GONE, TAKEN)
 _yes_or_no: Final = _one_of(1, 0)
 
 Reply: TypeAlias = Callable[[object], Any]
 
-# By script, or by plain command. What is not listed is a recipe's own affair.
+# By script, or by plain command. Recipes parse the replies that are not listed.
 REPLIES: Final[dict[str, Reply]] = {
-    **dict.fromkeys(("acquire", "room_acquire", "multi_acquire"), _acquire),
-    **dict.fromkeys(("adopt", "room_adopt", "multi_adopt"), _adopt),
-    **dict.fromkeys(("release", "room_release", "multi_release"), _found),
-    **dict.fromkeys(("renew", "room_renew", "multi_renew", "room_share"), _found),
-    **dict.fromkeys(("hand_over", "room_hand_over", "multi_hand_over"), _found),
-    **dict.fromkeys(("abandon", "room_abandon", "multi_abandon"), _cleaned),
+    **dict.fromkeys(("acquire", "pool_acquire", "multi_acquire"), _acquire),
+    **dict.fromkeys(("adopt", "pool_adopt", "multi_adopt"), _adopt),
+    **dict.fromkeys(("release", "pool_release", "multi_release"), _found),
+    **dict.fromkeys(("renew", "pool_renew", "multi_renew", "pool_share", "multi_leave", "pool_leave"), _found),
+    **dict.fromkeys(("hand_over", "pool_hand_over", "multi_hand_over"), _found),
+    **dict.fromkeys(("abandon", "pool_abandon", "multi_abandon"), _cleaned),
     **dict.fromkeys(("latch_look", "latch_count_down"), _latch),
     "present": _present,
-    "room_find": _all_yes_or_no,
-    "room_look": _inside,
+    "pool_find": _all_yes_or_no,
+    "pool_look": _holders,
     "election_leader": _leading,
     "cache_look": _cache_look,
     "cache_store": _found,
     "cache_drop": _yes_or_no,
     "free": _yes_or_no,
+    "keep_fence": _yes_or_no,
+    "inspect_lock": lambda reply: reply if isinstance(reply, Inspected) else _inspected(reply),
+    **dict.fromkeys(("break_lock", "break_permit", "break_claim"), _broke),
     **dict.fromkeys(("EXISTS", "DEL"), _count),
+    "LRANGE": _all_bytes,
     **dict.fromkeys(("SETNX", "EXPIRE"), _yes_or_no),
     **dict.fromkeys(("GET", "GETSET"), _bytes_or_none),
 }

@@ -1,7 +1,7 @@
-"""The locks of history, each as it was written, by name.
+"""Recipes: widely deployed lock algorithms, each as it was written, by name.
 
-They are here to be run beside what is still deployed, to be taken apart in the lab, and to be moved away from. Each
-module says what its lock promises and which pits it has.
+They run beside programs that still use them, are searched in the lab, and help to move to client.lock. Each module says
+what its lock guarantees and which pitfalls it has.
 """
 
 from __future__ import annotations
@@ -11,14 +11,15 @@ from dataclasses import fields, replace
 from typing import Any, Final
 
 from holdfast.errors import InvalidConfig, InvalidName
-from holdfast.lease import BaseLease, Terms
+from holdfast.lease import BaseLease
 from holdfast.names import Keys, keys_of
+from holdfast.options import LockOptions
+from holdfast.protocol.recipes.algorithm import Algorithm
 from holdfast.protocol.recipes.base import BaseRecipe, FencelessLease
 from holdfast.protocol.recipes.getset import GetSet
 from holdfast.protocol.recipes.getset_equal import GetSetEqual
 from holdfast.protocol.recipes.memcached_add import MemcachedAdd
 from holdfast.protocol.recipes.multi import Multi
-from holdfast.protocol.recipes.scheme import Scheme
 from holdfast.protocol.recipes.set_nx import SetNXToken
 from holdfast.protocol.recipes.set_nx_plain import SetNXPlain
 from holdfast.protocol.recipes.setnx import SetNX
@@ -27,9 +28,7 @@ from holdfast.protocol.recipes.setnx_repair import SetNXRepair
 from holdfast.protocol.recipes.watch import Watch
 from holdfast.protocol.recipes.watch_blind import WatchBlind
 
-__all__ = ["FENCED", "RECIPES", "make", "options_of", "scheme_of"]
-
-RECIPES: Final[dict[str, type[Scheme]]] = {
+RECIPES: Final[dict[str, type[Algorithm]]] = {
     "setnx": SetNX,
     "setnx_expire": SetNXExpire,
     "setnx_repair": SetNXRepair,
@@ -43,19 +42,9 @@ RECIPES: Final[dict[str, type[Scheme]]] = {
     "memcached_add": MemcachedAdd,
 }
 
-FENCED: Final = "holdfast"  # the name by which the faces know the lock that is none of these
+FENCED: Final = "holdfast"  # the recipe name that means client.lock itself
 
-_TERMS: Final = Terms(
-    ttl=30.0,
-    wait=None,
-    renew=False,
-    max_hold=None,
-    on_lost="ignore",
-    label="",
-    cohort=0,
-    timeout=5.0,
-    fence_retention=3600.0,
-)
+_OPTIONS: Final = LockOptions(renew=False, on_lost="ignore", cohort=0)
 
 
 def options_of(name: str) -> dict[str, Any]:
@@ -63,8 +52,8 @@ def options_of(name: str) -> dict[str, Any]:
     return {option.name: option.default for option in fields(RECIPES[name])}
 
 
-def scheme_of(name: str, options: Mapping[str, Any]) -> Scheme:
-    """The recipe of that name with these options; InvalidConfig if there is no such thing."""
+def algorithm_of(name: str, options: Mapping[str, Any]) -> Algorithm:
+    """The algorithm of that recipe with these options; InvalidConfig if one of them is unknown."""
     if not isinstance(name, str) or name not in RECIPES:
         raise InvalidConfig(f"recipe {name!r:.60}", f"there are {', '.join(RECIPES)} and {FENCED}")
     known = {option.name: option.metadata["check"] for option in fields(RECIPES[name])}
@@ -85,19 +74,19 @@ def make(
     lock_class: type[BaseRecipe[Any]] = BaseRecipe,
     lease_class: type[BaseLease] = FencelessLease,
 ) -> Any:
-    """A lock of history on that key, for that driver. ``timeout`` is how long one command may take."""
-    scheme = scheme_of(name, options or {})
-    keys = _keys_of(key, namespace + scheme.prefix, scheme)
-    terms = replace(_TERMS, wait=scheme.wait, timeout=timeout)
-    return lock_class(driver, keys, terms, lease_class, scheme)
+    """A recipe lock on that key. ``timeout`` limits each command, in seconds."""
+    algorithm = algorithm_of(name, options or {})
+    keys = _keys_of(key, namespace + algorithm.prefix, algorithm)
+    lock_options = replace(_OPTIONS, wait=algorithm.wait, timeout=timeout)
+    return lock_class(driver, keys, lock_options, lease_class, algorithm)
 
 
-def _keys_of(key: str, prefix: str, scheme: Scheme) -> Keys:
-    """The one key of a lock of history. It has no side keys, so what the rules for names guard against cannot happen;
-    and who has deployed a lock with braces in its key must be able to name it."""
+def _keys_of(key: str, prefix: str, algorithm: Algorithm) -> Keys:
+    """The only key of a recipe. The rules for names protect side keys, which it has not; and a deployed lock may have
+    braces in its key."""
     if not isinstance(key, str):
         raise InvalidName(key, f"a name is a str, not {type(key).__name__}")
-    if scheme.server != "redis":  # whose keys are words on a line
+    if algorithm.server != "redis":  # memcached takes no spaces in a key
         return keys_of(key, prefix)
     if not key:
         raise InvalidName(key, "it is empty")

@@ -1,15 +1,14 @@
-"""The object of a lock of history: the same face as any lock, around whatever the recipe does.
+"""The lock object of a recipe: the interface of any lock, around the recipe's algorithm.
 
-Invariant. An object has at most one lease, whoever shares it. Its gate is shut from before the server is asked until
-that lease is given back; meanwhile others who want this very object find out without asking the server. What is sent is
-what the recipe sends: an acquire that was interrupted, or whose reply was lost, cleans nothing up, and a release that
-comes late is sent all the same. That being so in the originals is what there is to be seen.
+Invariant. An object has at most one lease. Its object slot is taken from before the server is asked until that lease is
+released; meanwhile other callers of this object are refused without asking the server. Only the recipe's own commands
+are sent, as by the originals: an acquire that was interrupted, or whose reply was lost, is not cleaned up, and a late
+release is still sent.
 
-Why not behave better where it would cost nothing? Because a fleet that still runs the original must meet here exactly
-what it meets there.
+Why not behave better where that is easy? Programs that run the original must meet the same behaviour here.
 
-``held``, ``remaining()`` and ``lost`` follow the ttl on our own clock, as a help to the holder; no recipe heeds them.
-``release()`` raises LeaseLost where the recipe itself finds out that the lock is not its own any more.
+``held``, ``remaining()`` and ``lost`` follow the ttl on our own clock, to help the holder; no recipe uses them.
+``release()`` raises LeaseLost where the recipe itself finds that the lock is no longer its own.
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ from collections.abc import Hashable
 from typing import Any, Final, TypeVar
 
 from holdfast.errors import AcquireTimeout, HoldfastError, LeaseLost, NotHeld, OutcomeUnknown, Unsupported, rounded
-from holdfast.lease import ENDED, BaseLease, Terms
+from holdfast.lease import BaseLease
 from holdfast.names import Keys
+from holdfast.options import LockOptions
 from holdfast.protocol.effects import STOPPED, Effects, StepFailed, caller, clock, wait
+from holdfast.protocol.hold import ENDED
 from holdfast.protocol.lock import BaseLock, weakly
-from holdfast.protocol.recipes.scheme import AGAIN, FORKED, LOST, WON, Outcome, Scheme, Turn, hang_up
-
-__all__ = ["BaseRecipe", "FencelessLease", "refuse_to_extend", "release_turn"]
+from holdfast.protocol.recipes.algorithm import AGAIN, FORKED, LOST, WON, Algorithm, Outcome, RecipeHold, disconnect
 
 SHORTEST_CALL: Final = 0.1  # even the last try before a deadline gets time for a round trip
 
@@ -35,29 +34,26 @@ L = TypeVar("L", bound=BaseLease)
 
 
 class FencelessLease(BaseLease):
-    """A hold on a lock of history."""
+    """A hold on a recipe."""
 
     __slots__ = ()
-    _hold: Turn
+    _hold: RecipeHold
 
     @property
     def fence(self) -> None:  # type: ignore[override]
-        """None: nothing that it guards can tell a late holder from the present one."""
+        """None: the guarded resource cannot tell a late holder from the present one."""
         return None
-
-    def __repr__(self) -> str:
-        return super().__repr__().replace(", fence None", "")
 
 
 class BaseRecipe(BaseLock[L]):
-    """A lock of history, by its recipe."""
+    """The lock object of a recipe."""
 
-    __slots__ = ("_scheme", "_trouble")
+    __slots__ = ("_algorithm", "_last_error")
 
-    def __init__(self, driver: Any, keys: Keys, terms: Terms, lease_class: type[L], scheme: Scheme) -> None:
-        self._scheme = scheme
-        self._trouble: HoldfastError | None = None  # why the last try failed, if not because of another holder
-        super().__init__(driver, keys, terms, lease_class)
+    def __init__(self, driver: Any, keys: Keys, options: LockOptions, lease_class: type[L], rules: Algorithm) -> None:
+        self._algorithm = rules
+        self._last_error: HoldfastError | None = None  # why the last try failed, if not because of another holder
+        super().__init__(driver, keys, options, lease_class)
 
     @property
     def key(self) -> str:
@@ -65,104 +61,104 @@ class BaseRecipe(BaseLock[L]):
         return self._keys.main
 
     def deadline_us(self, value: bytes, expires_us: int | None) -> int | None:
-        """Until when a key with that value and expiry keeps others out, in microseconds since 1970; None: for ever."""
-        return self._scheme.deadline_us(value, expires_us)
+        """Until when a key with that value and expiry excludes others, in microseconds since 1970; None: forever."""
+        return self._algorithm.deadline_us(value, expires_us)
 
     def _obtain(self, patience: float | None, asker: Hashable = None) -> Effects[L]:
         until = None if patience is None else (yield from clock()) + patience
-        if self._life != self._driver.life:
-            self._begin_life()
-        turn = Turn(self._keys, self._terms, self._gate, self._driver, self._scheme)
-        turn.caller = weakly((yield from caller())) if asker is None else asker
+        if self._generation != self._driver.generation:
+            self._begin_generation()
+        hold = RecipeHold(self._keys, self._options, self._object_slot, self._driver, self._algorithm)
+        hold.caller = weakly((yield from caller())) if asker is None else asker
         try:
-            if not (yield from self._strive(turn, until)):
-                if self._trouble is not None:
-                    raise _named(turn, self._trouble)
+            if not (yield from self._poll(hold, until)):
+                if self._last_error is not None:
+                    raise _with_lock_name(hold, self._last_error)
                 why = self._why_not((yield from clock()), (yield from caller()))
                 raise AcquireTimeout(self.name, patience or 0.0, why)
-            yield from hang_up(turn)
-            self._lease = lease = self._lease_class(self._driver, turn)
+            yield from disconnect(hold)
+            self._lease = lease = self._lease_class(self._driver, hold)
             return lease
         except STOPPED:
-            yield from hang_up(turn)
-            _leave_gate(turn)
+            yield from disconnect(hold)
+            _leave_object_slot(hold)
             raise
 
-    def _strive(self, turn: Turn, until: float | None) -> Effects[bool]:
-        """Try until that time (None: for ever), at least once; whether it was won."""
-        scheme, gate = self._scheme, self._gate
+    def _poll(self, hold: RecipeHold, until: float | None) -> Effects[bool]:
+        """Try until that time (None: forever), at least once. Returns whether it was acquired."""
+        algorithm, object_slot = self._algorithm, self._object_slot
         tries = 0
         while True:
             asked_at = yield from clock()
             outcome: Outcome = LOST
-            if gate.setdefault(None, turn) is turn:
+            if object_slot.setdefault(None, hold) is hold:
                 tries += 1
-                timeout = self._terms.timeout
-                if tries > 1 or (until is not None and until > asked_at):  # else it is not the lock that is waited for
+                timeout = self._options.timeout
+                if tries > 1 or (until is not None and until > asked_at):  # the only try gets the whole timeout
                     timeout = _call_timeout(timeout, until, asked_at)
-                outcome = yield from self._try(turn, timeout)
+                outcome = yield from self._try(hold, timeout)
             now = yield from clock()
             if outcome is WON:
-                turn.begin(asked_at, now)
-                if tries > 1 and scheme.forgiving:
+                hold.begin(asked_at, now)
+                if tries > 1 and algorithm.logs_errors:
                     log.info("lock %r, try count: %d", self.name, tries)
                 return True
             if until is not None and now >= until:
                 return False
             if outcome is not AGAIN:
-                yield from wait(None, now + scheme.sleep if until is None else min(now + scheme.sleep, until))
+                yield from wait(None, now + algorithm.sleep if until is None else min(now + algorithm.sleep, until))
 
-    def _try(self, turn: Turn, timeout: float) -> Effects[Outcome]:
-        self._trouble = None
+    def _try(self, hold: RecipeHold, timeout: float) -> Effects[Outcome]:
+        self._last_error = None
         try:
-            return (yield from self._scheme.attempt(turn, timeout))
+            return (yield from self._algorithm.attempt(hold, timeout))
         except StepFailed as failed:
-            # What no further try can change (no permission, a closed client) is not tried for ever by any recipe; nor
-            # is a server that has let the very first end in silence.
+            # No recipe retries what no further try can change (no permission, a closed client), or a server that has
+            # never answered.
             hopeless = not (failed.retry or failed.sent or isinstance(failed.error, Unsupported))
-            hopeless = hopeless or not (failed.met or failed.prompt)
-            if hopeless or not self._scheme.forgiving:
-                raise _named(turn, failed.error) from failed.__cause__
-            log.error("lock %r: a try failed: %s", self.name, failed.error)
-            self._trouble = failed.error
+            hopeless = hopeless or not (failed.ever_answered or failed.connection_broke)
+            if hopeless or not self._algorithm.logs_errors:
+                raise _with_lock_name(hold, failed.error) from failed.__cause__
+            log.error("lock %r: acquire failed: %s", self.name, failed.error)
+            self._last_error = failed.error
             return LOST
 
     def _release(self) -> Effects[None]:
         lease = self._lease
         if lease is None:
             raise NotHeld(self.name)
-        assert isinstance(lease._hold, Turn)
-        return release_turn(lease._hold)
+        assert isinstance(lease._hold, RecipeHold)
+        return release_recipe(lease._hold)
 
     def _locked(self) -> Effects[bool]:
         for attempt in range(2):
             try:
-                return (yield from self._scheme.locked(self.key, self._terms.timeout))
+                return (yield from self._algorithm.locked(self.key, self._options.timeout))
             except StepFailed as failed:
-                # A connection may have died while idle; asking changes nothing, so it may be asked again.
-                if attempt or not failed.prompt:
+                # A connection may have died while idle; this command writes nothing, so it may be sent again.
+                if attempt or not failed.connection_broke:
                     raise failed.error from failed.__cause__
         raise AssertionError("unreachable")
 
     def _enter(self) -> Effects[L]:
-        lease = yield from self._obtain(self._terms.wait)
+        lease = yield from self._obtain(self._options.wait)
         try:
             self._entered.append(((yield from caller()), lease, None))
-        except STOPPED:  # interrupted on the threshold: the body will not run, so nobody else would release it
-            assert isinstance(lease._hold, Turn)
-            yield from release_turn(lease._hold)
+        except STOPPED:  # interrupted before the body runs, so __exit__ would not release it
+            assert isinstance(lease._hold, RecipeHold)
+            yield from release_recipe(lease._hold)
             raise
         return lease
 
     def _leave(self, error: BaseException | None) -> Effects[None]:
-        """Leave ``with``. An error of the body stays the one that is raised; what release says is noted on it."""
+        """Leave ``with``. An error of the body is raised, with a note about an error of release."""
         entered = None
         try:
             entered = self._find_entered((yield from caller()))
             hold = entered[1]._hold
-            assert isinstance(hold, Turn)
+            assert isinstance(hold, RecipeHold)
             if hold.phase is not ENDED:  # else it was released within the body
-                yield from release_turn(hold)
+                yield from release_recipe(hold)
         except HoldfastError as failed:
             if error is None:
                 raise
@@ -175,80 +171,76 @@ class BaseRecipe(BaseLock[L]):
                 pass  # there was none
 
     def __repr__(self) -> str:
-        state = "locked" if self._gate else "unlocked"
-        kind = type(self._scheme).__name__
+        state = "locked" if self._object_slot else "unlocked"
+        kind = type(self._algorithm).__name__
         return f"<{state} {type(self).__module__}.Recipe object {self.name!r} ({kind}) at {id(self):#x}>"
 
 
-def release_turn(turn: Turn) -> Effects[None]:
-    """Give it back as the recipe does. The hold is over whatever comes of it."""
-    if turn.is_abroad():
-        raise LeaseLost(turn.name, None, FORKED)
-    if not turn.end():
-        raise NotHeld(turn.name)
-    scheme, timeout = turn.scheme, turn.terms.timeout
+def release_recipe(hold: RecipeHold) -> Effects[None]:
+    """Release it as the recipe does. The hold is over even if that fails."""
+    if hold.is_inherited():
+        raise LeaseLost(hold.name, None, FORKED)
+    if not hold.claim_release():
+        raise NotHeld(hold.name)
+    algorithm, timeout = hold.algorithm, hold.options.timeout
     ours = True
     try:
-        ours = yield from scheme.free(turn, timeout)
-        yield from hang_up(turn)
+        ours = yield from algorithm.free(hold, timeout)
+        yield from disconnect(hold)
     except StepFailed as failed:
-        yield from hang_up(turn)
-        if not scheme.forgiving:
-            raise _unreleased(turn, failed) from failed.__cause__
-        log.error("lock %r: its release failed: %s", turn.name, failed.error)
+        yield from disconnect(hold)
+        if not algorithm.logs_errors:
+            raise _release_error(hold, failed) from failed.__cause__
+        log.error("lock %r: release failed: %s", hold.name, failed.error)
     except STOPPED:
-        yield from hang_up(turn)
-        if scheme.compares:
-            yield from _free_after_all(turn, timeout)
+        yield from disconnect(hold)
+        if algorithm.checks_owner:
+            yield from _free_again(hold, timeout)
         raise
     finally:
-        turn.phase = ENDED
-        _leave_gate(turn)
-        for bell in list(turn.bells):
-            bell.ring()
+        hold.end()
+        _leave_object_slot(hold)
+        hold.wake_loss_waiters()
     if not ours:
-        raise LeaseLost(turn.name, None, "its key is gone, or is now another holder's")
+        raise LeaseLost(hold.name, None, "its key is gone, or belongs to another holder")
 
 
-def _free_after_all(turn: Turn, timeout: float) -> Effects[None]:
-    """Its caller was interrupted in the middle of release, and nobody will come back for it.
-
-    Not where release is a bare DEL, for by the second time the lock may be another's.
-    """
+def _free_again(hold: RecipeHold, timeout: float) -> Effects[None]:
+    """Release again after an interrupt. Not for a bare DEL: by then it may delete another holder's key."""
     try:
-        yield from turn.scheme.free(turn, timeout)
+        yield from hold.algorithm.free(hold, timeout)
     except StepFailed:
         pass  # it ends by its ttl
-    yield from hang_up(turn)
+    yield from disconnect(hold)
 
 
-def refuse_to_extend(turn: Turn) -> Effects[None]:
+def refuse_to_extend(hold: RecipeHold) -> Effects[None]:
     yield from ()
     raise Unsupported(
-        f"lock {turn.name!r}: a lock of history cannot be extended",
-        "use client.lock, whose leases are renewed and can be",
+        f"lock {hold.name!r}: a recipe cannot be extended",
+        "use client.lock, whose leases can be extended and are renewed",
     )
 
 
-def _leave_gate(turn: Turn) -> None:
-    if turn.gate.get(None) is turn:
-        turn.gate.pop(None, None)
+def _leave_object_slot(hold: RecipeHold) -> None:
+    if hold.object_slot.get(None) is hold:
+        hold.object_slot.pop(None, None)
 
 
 def _call_timeout(timeout: float, until: float | None, now: float) -> float:
     return timeout if until is None else max(SHORTEST_CALL, min(timeout, until - now))
 
 
-def _named(turn: Turn, error: HoldfastError) -> HoldfastError:
-    """An engine knows of keys; whose lock it is about is known here."""
-    return Unsupported(f"lock {turn.name!r}: {error.what}", error.advice) if isinstance(error, Unsupported) else error
+def _with_lock_name(hold: RecipeHold, error: HoldfastError) -> HoldfastError:
+    """The error with the lock's name: an engine knows only keys."""
+    return Unsupported(f"lock {hold.name!r}: {error.what}", error.advice) if isinstance(error, Unsupported) else error
 
 
-def _unreleased(turn: Turn, failed: StepFailed) -> HoldfastError:
+def _release_error(hold: RecipeHold, failed: StepFailed) -> HoldfastError:
     if not failed.sent:
-        return _named(turn, failed.error)
-    lasts = turn.scheme.lasts
+        return _with_lock_name(hold, failed.error)
+    lasts = hold.algorithm.valid_for
     ends = (
         f"it ends by itself after its ttl of {rounded(lasts)} s" if lasts < float("inf") else "it never ends by itself"
     )
-    return OutcomeUnknown(turn.name, "a release", f"a lock of history does not try again, and {ends}")
+    return OutcomeUnknown(hold.name, "a release", f"a recipe does not try again, and {ends}")

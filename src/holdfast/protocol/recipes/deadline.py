@@ -1,14 +1,14 @@
-"""Locks whose value is their deadline: SETNX of a time; who finds that past, takes over by GETSET.
+"""Locks whose value is their deadline: SETNX of a time; a client that finds it past takes over by GETSET.
 
-Invariant. The key never expires on the server. What keeps others out is the number in it, compared with the clock of
-whoever wants the lock; so the clocks of all clients must agree, to less than anybody cares about.
+Invariant. The key never expires on the server. The number in it excludes others, compared with the clock of the client
+that wants the lock. So the clocks of all clients must agree.
 
-In each try the clock is read once, at its start. The value is that time plus the ttl (plus one, in some originals).
-Past means strictly less than the time that was read. What is not there counts as 0, and so does what is no number, as
-atol() and PHP's casts have it; so a token of another kind of lock passes for one that ended in 1970.
+Each try reads the clock once, at its start. The value is that time plus the ttl (plus one, in some originals). Past
+means strictly less than that time. A missing value counts as 0, and so does one that is no number, as with atol() and
+PHP's casts; so the token of another kind of lock reads as a deadline in 1970.
 
-Not even the winner's own deadline stays: whoever has also seen the old one as past, and comes second with its GETSET,
-has lost, but has left its own number in the key.
+Even the winner's deadline does not stay: a client that also saw the old one as past, and comes second with its GETSET,
+has lost, but its number is in the key.
 """
 
 from __future__ import annotations
@@ -19,9 +19,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from holdfast.protocol.effects import Command, Effects, call, wall_clock
-from holdfast.protocol.recipes.scheme import LOST, WON, Leased, Outcome, Turn, one_of, option, pausing
-
-__all__ = ["Deadlined", "number_in"]
+from holdfast.protocol.recipes.algorithm import LOST, WON, Leased, Outcome, RecipeHold, one_of, option, pause
 
 PER_SECOND: Final = {"us": 1_000_000, "ms": 1_000, "s": 1}
 
@@ -29,50 +27,50 @@ _NUMBER: Final = re.compile(rb"\s*([+-]?\d+)")
 
 
 def number_in(value: bytes | None) -> int:
-    """What atol() makes of it."""
+    """The value as atol() reads it."""
     found = _NUMBER.match(value or b"")
     return int(found[1]) if found else 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Deadlined(Leased):
-    sleep: float = pausing(0.001)
+    sleep: float = pause(0.001)
     unit: str = option("us", one_of(*PER_SECOND))
     plus_one: bool | None = option(False, one_of(True, False))
 
-    def attempt(self, turn: Turn, timeout: float) -> Effects[Outcome]:
+    def attempt(self, hold: RecipeHold, timeout: float) -> Effects[Outcome]:
         now = yield from self.read_now()
-        turn.value = yield from self.write(turn, self.deadline(now))
-        if (yield from call(Command(("SETNX", turn.key, turn.value)), timeout)) == 1:
+        hold.value = yield from self.write(hold, self.deadline(now))
+        if (yield from call(Command(("SETNX", hold.key, hold.value)), timeout)) == 1:
             return WON
-        seen = yield from call(Command(("GET", turn.key)), timeout)
+        seen = yield from call(Command(("GET", hold.key)), timeout)
         if not self.is_past(seen, now):
             return LOST
-        before = yield from call(Command(("GETSET", turn.key, turn.value)), timeout)
+        before = yield from call(Command(("GETSET", hold.key, hold.value)), timeout)
         return WON if self.wins(seen, before, now) else LOST
 
     def wins(self, seen: bytes | None, before: bytes | None, now: int) -> bool:
-        """Whether GETSET, which has replaced ``before``, has won the lock, where GET had seen ``seen``."""
+        """Whether a GETSET that replaced ``before`` has won the lock, after a GET that returned ``seen``."""
         raise NotImplementedError
 
     def read_now(self) -> Effects[int]:
         return int((yield from wall_clock()) * PER_SECOND[self.unit])
 
     def deadline(self, now: int) -> int:
-        ttl = math.ceil(self.ttl * PER_SECOND[self.unit] - 1e-6)  # 0.07 s are 70,000 us, whatever a float says
+        ttl = math.ceil(self.ttl * PER_SECOND[self.unit] - 1e-6)  # 0.07 s are 70,000 us in spite of float rounding
         return now + ttl + self.adds_one
 
     @property
     def adds_one(self) -> bool:
         return bool(self.plus_one)
 
-    def write(self, turn: Turn, deadline: int) -> Effects[str]:
-        """What is written to the key."""
+    def write(self, hold: RecipeHold, deadline: int) -> Effects[str]:
+        """The value to write to the key."""
         yield from ()
         return str(deadline)
 
     def read(self, value: bytes | None) -> int:
-        """The deadline in what was found there."""
+        """The deadline in a value of the key."""
         return number_in(value)
 
     def is_past(self, value: bytes | None, now: int) -> bool:

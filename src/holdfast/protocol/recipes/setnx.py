@@ -1,8 +1,8 @@
-"""SETNX, and nothing else: the first lock that everybody writes.
+"""SETNX and nothing else: the simplest lock.
 
-Invariant. Whoever has set the key holds the lock, until anybody at all deletes it. No clock is involved.
+Invariant. The client that has set the key holds the lock, until any client deletes the key. No clock is involved.
 
-Pits. A holder that dies leaves the key for ever. The key does not say whose it is, so anybody's DEL frees it.
+Pitfalls. A holder that dies leaves the key forever. The key does not name its holder, so a DEL of any client frees it.
 """
 
 from __future__ import annotations
@@ -11,14 +11,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from holdfast.protocol.effects import Command, Effects, call
-from holdfast.protocol.recipes.scheme import LOST, WON, Outcome, Scheme, Turn
-
-__all__ = ["SetNX"]
+from holdfast.protocol.recipes.algorithm import LOST, WON, Algorithm, Outcome, RecipeHold
 
 
 @dataclass(frozen=True, kw_only=True)
-class SetNX(Scheme):
-    pit: ClassVar[str] = "a holder that dies leaves it locked for ever, and anybody can free it"
+class SetNX(Algorithm):
+    pitfall: ClassVar[str] = "a holder that dies leaves it locked forever, and any client can free it"
 
-    def attempt(self, turn: Turn, timeout: float) -> Effects[Outcome]:
-        return WON if (yield from call(Command(("SETNX", turn.key, 1)), timeout)) == 1 else LOST
+    def attempt(self, hold: RecipeHold, timeout: float) -> Effects[Outcome]:
+        return WON if (yield from call(Command(("SETNX", hold.key, 1)), timeout)) == 1 else LOST

@@ -1,7 +1,7 @@
 """WATCH, MULTI SET EXEC, without ever looking at the key: a Python program.
 
-Invariant. None that excludes anybody: EXEC fails only if somebody else wrote the key after WATCH, and then it is tried
-again. Nobody asks whether the key is there, so whoever tries while it is held wins, too.
+Invariant. None that excludes another client: EXEC fails only after a write of another client since WATCH, and then it
+is tried again. The program never checks whether the key exists, so a client that tries while it is held wins, too.
 """
 
 from __future__ import annotations
@@ -10,24 +10,22 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from holdfast.protocol.effects import Command, Effects, StepFailed
-from holdfast.protocol.recipes.scheme import AGAIN, WON, Outcome, Scheme, Turn, on_link, prefixed
+from holdfast.protocol.recipes.algorithm import AGAIN, WON, Algorithm, Outcome, RecipeHold, on_connection, prefixed
 from holdfast.protocol.recipes.transaction import EXEC, MULTI
-
-__all__ = ["WatchBlind"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class WatchBlind(Scheme):
-    pit: ClassVar[str] = "it excludes nobody: whoever tries, wins"
+class WatchBlind(Algorithm):
+    pitfall: ClassVar[str] = "it excludes no other client: every try succeeds"
 
     prefix: str = prefixed("lock:")
 
-    def attempt(self, turn: Turn, timeout: float) -> Effects[Outcome]:
+    def attempt(self, hold: RecipeHold, timeout: float) -> Effects[Outcome]:
         try:
-            yield from on_link(turn, timeout, Command(("WATCH", turn.key)))
-            *_, done = yield from on_link(turn, timeout, MULTI, Command(("SET", turn.key, 1)), EXEC)
+            yield from on_connection(hold, timeout, Command(("WATCH", hold.key)))
+            *_, done = yield from on_connection(hold, timeout, MULTI, Command(("SET", hold.key, 1)), EXEC)
         except StepFailed as failed:
-            if not failed.prompt:
+            if not failed.connection_broke:
                 raise
-            return AGAIN  # the watch went with its connection, which the original takes for a write of somebody else's
+            return AGAIN  # the watch ended with its connection; the original takes that for another client's write
         return WON if done is not None else AGAIN

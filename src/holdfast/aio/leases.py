@@ -1,0 +1,98 @@
+"""Leases of the asyncio face."""
+
+from __future__ import annotations
+
+from holdfast.drivers.aio import Driver
+from holdfast.lease import BaseLease
+from holdfast.options import seconds
+from holdfast.protocol.kinds.handover import hand_over
+from holdfast.protocol.kinds.rlock import ReentrantLease, hand_over_level, release_level
+from holdfast.protocol.kinds.rwlock import BaseWriteLease, downgrade_lease
+from holdfast.protocol.kinds.semaphore import BasePermit
+from holdfast.protocol.leases import extend_lease, release_lease, wait_until_lost
+from holdfast.protocol.lock import BaseLost
+from holdfast.protocol.recipes.base import FencelessLease, refuse_to_extend, release_recipe
+
+__all__ = ["Lease", "Lost", "Permit", "RLease", "RecipeLease", "WriteLease"]
+
+
+class Lost(BaseLost):
+    """An event that is set once the lease is lost."""
+
+    __slots__ = ()
+    _driver: Driver
+
+    async def wait(self, timeout: float | None = None) -> bool:
+        """True once the lease is lost; False after ``timeout`` seconds (None: wait forever)."""
+        return await self._driver.run(wait_until_lost(self._hold, timeout))
+
+
+class Lease(BaseLease):
+    """A hold on a lock, from ``acquire()`` or ``async with`` until it is released or lost."""
+
+    __slots__ = ()
+    _driver: Driver
+
+    @property
+    def lost(self) -> Lost:
+        """An event that is set once the lease is lost: ``is_set()``, ``await wait(timeout)``."""
+        return Lost(self._driver, self._hold)
+
+    async def extend(self, n: float) -> None:
+        """Make the lease last at least n seconds from now. It never gets shorter."""
+        await self._driver.run(extend_lease(self, seconds("extend", n, least=0.01)))
+
+    async def release(self) -> None:
+        """Release the lock. LeaseLost if the lease was lost before, NotHeld if it was released before."""
+        await self._driver.run(release_lease(self))
+
+    async def hand_over(self) -> str:
+        """A ticket with which another process can take over this hold (``client.adopt``). This lease ends here.
+
+        The ticket is valid for one ttl from now. It gives access to the lock: keep it out of logs.
+        """
+        return await self._driver.run(hand_over(self))
+
+
+class RLease(ReentrantLease, Lease):
+    """A hold on a reentrant lock."""
+
+    __slots__ = ()
+
+    async def release(self) -> None:
+        """Release one level; the last one releases the lock. NotHeld if another task holds it."""
+        await self._driver.run(release_level(self))
+
+    async def hand_over(self) -> str:
+        """A ticket, as of any lease. Unsupported while the lock is acquired more than once."""
+        return await self._driver.run(hand_over_level(self))
+
+
+class Permit(BasePermit, Lease):
+    """A hold on one permit of a semaphore."""
+
+    __slots__ = ()
+
+
+class WriteLease(BaseWriteLease, Lease):
+    """A hold on the write side of a readers-writer lock."""
+
+    __slots__ = ()
+
+    async def downgrade(self) -> None:
+        """Turn this hold into a reading one, with no writer in between. Release it as before."""
+        await self._driver.run(downgrade_lease(self))
+
+
+class RecipeLease(FencelessLease, Lease):
+    """A hold on a recipe: no fence, no renewal."""
+
+    __slots__ = ()
+
+    async def extend(self, n: float) -> None:
+        """Always raises Unsupported: no recipe can extend its hold."""
+        await self._driver.run(refuse_to_extend(self._hold))
+
+    async def release(self) -> None:
+        """Release the lock as the recipe does. LeaseLost if the recipe notices that it no longer held the lock."""
+        await self._driver.run(release_recipe(self._hold))

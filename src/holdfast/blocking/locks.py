@@ -1,0 +1,123 @@
+# Derived from holdfast/aio/locks.py by scripts/derive_blocking.py: edit that file, then run this script.
+"""Locks of the blocking face: each method runs one protocol."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import TYPE_CHECKING, Generic, Literal, TypeVar, overload
+
+from holdfast.blocking.leases import Lease, Permit, RLease, WriteLease
+from holdfast.drivers.blocking import Driver
+from holdfast.face import N_co
+from holdfast.options import patience, whole
+from holdfast.protocol.kinds.multi import BaseMultiLock
+from holdfast.protocol.kinds.rlock import BaseRLock
+from holdfast.protocol.kinds.rwlock import BaseReader, BaseRWLock, BaseWriter, use_a_side
+from holdfast.protocol.kinds.semaphore import BaseSemaphore
+from holdfast.protocol.lock import BaseLock
+from holdfast.protocol.recipes.base import BaseRecipe
+
+L = TypeVar("L", bound=Lease)
+
+__all__ = ["Lock", "MultiLock", "RLock", "RWLock", "ReadLock", "Recipe", "Semaphore", "WriteLock"]
+
+
+class Lock(BaseLock[Lease], Generic[N_co]):
+    """A lock with the methods of threading.Lock. ``with`` gives the Lease."""
+
+    __slots__ = ()
+    _driver: Driver
+
+    # ``self`` says what kind of lease the lock gives: of a Semaphore a Permit.
+
+    @overload
+    def acquire(self: BaseLock[L], blocking: Literal[True] = True, timeout: Literal[-1] = -1) -> L | N_co: ...
+
+    @overload
+    def acquire(self: BaseLock[L], blocking: bool = True, timeout: float = -1) -> L | None: ...
+
+    def acquire(self: BaseLock[L], blocking: bool = True, timeout: float = -1) -> L | None:
+        """A lease, or None if the lock was not free in time. Without a timeout, the lock's ``wait`` applies."""
+        lease: L | None = self._driver.run(self._acquire(patience(blocking, timeout, self._options.wait)))
+        return lease
+
+    def release(self) -> None:
+        """Release the hold of this object, from any thread. NotHeld if there is none."""
+        self._driver.run(self._release())
+
+    def locked(self) -> bool:
+        """Whether the lock is held at all, asked of the server."""
+        return self._driver.run(self._locked())
+
+    def __enter__(self: BaseLock[L]) -> L:
+        lease: L = self._driver.run(self._enter())
+        return lease
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if (rest := self._leave(error)) is not None:
+            self._driver.run(rest)
+
+
+class MultiLock(BaseMultiLock[Lease], Lock[N_co]):
+    """A lock on several names, used like a Lock."""
+
+    __slots__ = ()
+
+
+class RLock(BaseRLock[RLease], Lock[N_co]):
+    """A reentrant lock, used like threading.RLock. Task and name identify its owner, not the object."""
+
+    __slots__ = ()
+
+
+class Semaphore(BaseSemaphore[Permit], Lock[N_co]):
+    """A semaphore with the methods of threading.BoundedSemaphore. ``with`` gives the Permit.
+
+    One object may hold many permits. ``locked()``: are all permits taken?
+    """
+
+    __slots__ = ()
+
+    def release(self, n: int = 1) -> None:
+        """Release n permits: first the newest of the calling thread, then the oldest. OverRelease if fewer are held."""
+        self._driver.run(self._release(whole("n", n, least=1)))
+
+    def adopt(self, ticket: str) -> Permit:
+        """A Permit for what another process handed over: the same slot, with the options of this object."""
+        return self._driver.run(self._adopt(ticket))
+
+
+class ReadLock(BaseReader[Lease], Lock[N_co]):
+    """The read side of a readers-writer lock. One object may hold many leases. ``locked()``: is there a reader?"""
+
+    __slots__ = ()
+
+    def adopt(self, ticket: str) -> Lease:
+        """A Lease for reading that another process handed over, with the options of this object."""
+        return self._driver.run(self._adopt(ticket))
+
+
+class WriteLock(BaseWriter[WriteLease], Lock[N_co]):
+    """The write side of a readers-writer lock. ``locked()``: is there a writer?"""
+
+    __slots__ = ()
+
+    def adopt(self, ticket: str) -> WriteLease:
+        """A WriteLease for writing that another process handed over, with the options of this object."""
+        return self._driver.run(self._adopt(ticket))
+
+
+class RWLock(BaseRWLock[ReadLock[N_co], WriteLock[N_co]], Generic[N_co]):
+    """A readers-writer lock. Its sides ``read`` and ``write`` are locks."""
+
+    __slots__ = ()
+    if not TYPE_CHECKING:  # a type checker must see that it cannot be entered
+        __enter__ = __exit__ = use_a_side
+
+
+class Recipe(BaseRecipe[Lease], Lock):
+    """A recipe: a lock as older clients deploy it, used like a Lock."""
+
+    __slots__ = ()

@@ -1,0 +1,1 @@
+"""``holdfast doctor``: what threatens locks on a server."""

@@ -1,0 +1,1 @@
+"""Commands for operators: see the locks of a server, explain a lock that is stuck, and free it."""

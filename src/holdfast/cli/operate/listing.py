@@ -1,0 +1,94 @@
+"""``holdfast ls`` and ``holdfast who``."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import click
+
+from holdfast.blocking import Client
+from holdfast.cli.operate.common import Output, operator_command
+from holdfast.cli.operate.tables import LOCK_COLUMNS, details, table
+from holdfast.holder import LockInfo
+
+
+@operator_command(short_help="List the locks that are held or waited for.")
+@click.argument("pattern", default="*")
+def ls(client: Client, output: Output, *, pattern: str) -> int:
+    """List the locks whose names match PATTERN: who holds them, for how long, and how many processes wait.
+
+    In PATTERN, * stands for any text and ? for any character; quote it: holdfast ls 'order:*'. The keys of the server
+    are looked through in small parts, so the server stays responsive; a large server takes a while.
+    """
+    found = all_locks(client, pattern)
+    if output.as_json:
+        output.json([info.as_json() for info in found])
+    elif found:
+        console = output.console()
+        console.print(table(found, LOCK_COLUMNS, console.width))
+    if not found:
+        output.say(f"no lock like {pattern!r} is held or waited for")
+    elif not output.as_json and sys.stdout.isatty():
+        output.say("to explain one: holdfast who NAME; to free one: holdfast break NAME")
+    return 0
+
+
+def all_locks(client: Client, pattern: str) -> list[LockInfo]:
+    """The locks, by name."""
+    locks = client.locks(pattern)
+    with progress(lambda: f"looked at {locks.scanned:,} keys ..."):
+        return sorted(locks, key=lambda info: (info.name, info.kind))
+
+
+@contextmanager
+def progress(text: Callable[[], str]) -> Iterator[None]:
+    """Show this text on stderr from time to time, if that is a terminal and the block takes long."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    over = threading.Event()
+
+    def show() -> None:
+        shown = 0
+        while not over.wait(0.3):
+            line = text()
+            shown = max(shown, len(line))
+            sys.stderr.write(f"\r{line}")
+            sys.stderr.flush()
+        if shown:
+            sys.stderr.write("\r" + " " * shown + "\r")
+            sys.stderr.flush()
+
+    thread = threading.Thread(target=show, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+@operator_command(short_help="Show who holds a lock, and who waits for it.")
+@click.argument("name")
+@click.option("--limit", type=click.IntRange(1), default=100, help="How many waiters to read.  [default: 100]")
+def who(client: Client, output: Output, *, name: str, limit: int) -> int:
+    """Show who holds the lock NAME, since when, and which processes wait for it.
+
+    A lease that is renewed never comes near its end. If you look again and only less is left of it, its process has
+    ended or is cut off, and the lock is free when the lease ends. If the lease is renewed, the process is alive.
+    """
+    info = client.inspect(name, limit=limit)
+    if output.as_json:
+        output.json(None if info is None else info.as_json())
+    if info is None:
+        output.say(f"lock {name!r} is free, and no process waits for it")
+        return 0
+    if not output.as_json:
+        console = output.console()
+        console.print(details(info, console.width))
+        if info.holders and sys.stdout.isatty():
+            output.say(f"to free it: holdfast break {name}")
+    return 0

@@ -1,0 +1,206 @@
+"""How locks look in a terminal: durations, holders, and tables that fit its width.
+
+A table has columns in order of importance. In a narrow terminal the least important ones are left out, and long names
+are folded; nothing that identifies a lock is cut off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from typing import Any, Final, NamedTuple
+
+from rich import box
+from rich.cells import cell_len
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from holdfast.errors import printable
+from holdfast.holder import Broken, Holder, LockInfo, Waiter
+
+_UNITS: Final = ((86400, "d"), (3600, "h"), (60, "m"))
+_SHOWN_WAITERS: Final = 20
+
+
+def duration(seconds: float | None) -> str:
+    """At most two units: 3h12m, 45s, 0.3s; empty if it is not known."""
+    if seconds is None:
+        return ""
+    if seconds < 10:
+        return f"{max(0.0, seconds):.1f}s"
+    left = int(seconds)
+    for number, (size, unit) in enumerate(_UNITS):
+        if left >= size:
+            smaller, name = (*_UNITS, (1, "s"))[number + 1]
+            rest = left % size // smaller
+            return f"{left // size}{unit}{rest}{name}" if rest else f"{left // size}{unit}"
+    return f"{left}s"
+
+
+def clock_time(seconds: float) -> str:
+    """A time by this machine's time zone."""
+    return datetime.fromtimestamp(seconds, UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+
+
+def named(who: Holder | Waiter) -> str:
+    """A holder or waiter in one line: ``nightly @ web1:4711``."""
+    if not who.host:
+        return "a client of another library" if isinstance(who, Holder) else "a process"
+    place = who.host if who.pid is None else f"{who.host}:{who.pid}"
+    return printable(f"{who.label} @ {place}" if who.label else place)
+
+
+def held_by(info: LockInfo) -> str:
+    if info.left is not None:
+        return f"{info.left} left to count down"
+    if not info.holders:
+        return "free, and being passed on"
+    first = info.holders[0]
+    text = ("kept for " if first.mode == "reserved" else "") + named(first)
+    return f"{text} and {info.holder_count - 1} more" if info.holder_count > 1 else text
+
+
+def held_for(info: LockInfo) -> float | None:
+    """How long its first holder has had it, in seconds, by the server's clock."""
+    starts = [holder.since for holder in info.holders if holder.since is not None]
+    return max(0.0, info.at - min(starts)) if starts else None
+
+
+def longest_wait(info: LockInfo) -> float:
+    return max((waiter.waiting or 0.0 for waiter in info.waiters), default=0.0)
+
+
+def waiting(info: LockInfo) -> str:
+    """How many processes wait, and how long the first of them has waited."""
+    if not info.waiter_count:
+        return ""
+    longest = longest_wait(info)
+    return f"{info.waiter_count} for {duration(longest)}" if longest else str(info.waiter_count)
+
+
+class Column(NamedTuple):
+    title: str
+    text: Callable[[Any], str]
+    right: bool = False
+    style: str = ""
+    folds: bool = False  # long text continues on the next line
+
+
+def table(rows: Sequence[Any], columns: Sequence[Column], width: int, *, chosen: int | None = None) -> Table:
+    """The rows, with the first of the columns that fit. ``chosen``: which row is highlighted."""
+    cells = [[column.text(row) for column in columns] for row in rows]
+    most = max(12, width // 3)  # columns of a text that can be folded
+    widths = [
+        min(most if column.folds else width, max([len(column.title), *(cell_len(row[place]) for row in cells)]))
+        for place, column in enumerate(columns)
+    ]
+    kept = len(columns)
+    while kept > 2 and sum(widths[:kept]) + 2 * kept > width:
+        kept -= 1
+    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), show_edge=False)
+    for column in columns[:kept]:
+        shown.add_column(
+            column.title,
+            justify="right" if column.right else "left",
+            style=column.style,
+            overflow="fold",
+            no_wrap=not column.folds,
+            header_style="bold",
+        )
+    for number, row in enumerate(cells):
+        shown.add_row(*(Text(text) for text in row[:kept]), style="reverse" if number == chosen else "")
+    return shown
+
+
+LOCK_COLUMNS: Final = (  # of a list of locks, the most important first
+    Column("NAME", lambda info: printable(info.name), folds=True, style="bold"),
+    Column("HELD BY", held_by, folds=True),
+    Column("FOR", lambda info: duration(held_for(info)), right=True, style="cyan"),
+    Column("WAITING", waiting, right=True, style="yellow"),
+    Column("KIND", lambda info: info.kind),
+    Column("LEASE", lambda info: duration(info.holders[0].remaining) if info.holders else "", right=True),
+    Column("FENCE", lambda info: str(info.holders[0].fence or "") if info.holders else "", right=True, style="dim"),
+)
+
+
+def history_table(entries: Sequence[Broken], console: Console) -> Table:
+    columns = [
+        Column("WHEN", lambda entry: clock_time(entry.at) if entry.at else ""),
+        Column("REASON", lambda entry: printable(entry.reason), folds=True),
+        Column("HOLDER", lambda entry: named(entry.holder), folds=True),
+        Column("BROKEN BY", lambda entry: named(entry.by), folds=True),
+        Column("FENCE", lambda entry: str(entry.holder.fence or ""), right=True, style="dim"),
+    ]
+    return table(entries, columns, console.width)
+
+
+def details(info: LockInfo, width: int) -> RenderableType:
+    """One lock: who holds it, since when, and who waits."""
+    parts: list[RenderableType] = [Text.assemble((printable(info.name), "bold"), f"  ({info.kind})")]
+    if info.left is not None:
+        parts.append(_fact("count", f"{info.left} left until it opens"))
+    elif not info.holders:
+        parts.append(_fact("held by", "no client: it is being passed on to the first waiter"))
+    elif len(info.holders) == 1:
+        parts += _holder_facts(info.holders[0], info.at)
+    else:
+        parts += [_fact("held by", f"{info.holder_count} holders"), table(info.holders, _holder_columns(info), width)]
+    parts.append(_fact("waiting", _waiter_count(info), "bold" if info.waiters else ""))
+    if info.waiters and info.kind != "cache":
+        rows = list(enumerate(info.waiters[:_SHOWN_WAITERS], 1))
+        parts.append(table(rows, _waiter_columns(info), width))
+        if info.waiter_count > len(rows):
+            parts.append(Text(f"    and {info.waiter_count - len(rows)} more", style="dim"))
+    return Group(*parts)
+
+
+def _fact(title: str, text: str, style: str = "") -> Text:
+    return Text.assemble((f"  {title:9}", "dim"), (text, style))
+
+
+def _holder_facts(holder: Holder, now: float) -> list[RenderableType]:
+    what = {"read": ", to read", "write": ", to write"}.get(holder.mode, "")
+    slot = "" if holder.slot is None else f", permit {holder.slot}"
+    facts = [_fact("kept for" if holder.mode == "reserved" else "held by", f"{named(holder)}{what}{slot}", "bold cyan")]
+    if holder.since is not None:
+        facts.append(_fact("for", f"{duration(now - holder.since)}, since {clock_time(holder.since)}"))
+    lease = (
+        "it has no end" if holder.remaining is None else f"ends in {duration(holder.remaining)} unless it is renewed"
+    )
+    facts.append(_fact("lease", lease))
+    facts.append(
+        _fact("fence", str(holder.fence)) if holder.fence is not None else _fact("id", f"{holder.id} (no fence)")
+    )
+    return [*facts]
+
+
+def _holder_columns(info: LockInfo) -> list[Column]:
+    return [
+        Column("HOLDER", named, folds=True, style="cyan"),
+        Column("FENCE", lambda holder: str(holder.fence or holder.id), right=True),
+        Column("FOR", lambda holder: duration(holder.since and info.at - holder.since), right=True),
+        Column("LEASE", lambda holder: duration(holder.remaining), right=True),
+        Column("", lambda holder: holder.mode if holder.slot is None else f"permit {holder.slot}"),
+    ]
+
+
+def _waiter_columns(info: LockInfo) -> list[Column]:
+    columns = [
+        Column("", lambda row: str(row[0]), right=True, style="dim"),
+        Column("WAITER", lambda row: named(row[1]), folds=True),
+        Column("FOR", lambda row: duration(row[1].waiting), right=True, style="yellow"),
+    ]
+    if any(waiter.mode for waiter in info.waiters):
+        columns.append(Column("WANTS", lambda row: f"to {row[1].mode}" if row[1].mode else ""))
+    if any(waiter.local for waiter in info.waiters):
+        columns.append(Column("BEHIND IT", lambda row: f"{row[1].local} in its process" if row[1].local else ""))
+    return columns
+
+
+def _waiter_count(info: LockInfo) -> str:
+    if not info.waiter_count:
+        return "no process"
+    local = sum(waiter.local for waiter in info.waiters)
+    processes = "1 process" if info.waiter_count == 1 else f"{info.waiter_count} processes"
+    return f"{processes}, with {local} more callers behind them" if local else processes

@@ -1,0 +1,94 @@
+"""``holdfast watch``: what happens to one lock, as it happens.
+
+The lock is inspected again and again, and two looks are compared. So a hold that begins and ends between two looks is
+not seen. A break is seen in the history.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+import click
+from rich.text import Text
+
+from holdfast.blocking import Client
+from holdfast.cli import duration as duration_option
+from holdfast.cli.operate.common import Output, operator_command
+from holdfast.cli.operate.tables import clock_time, duration, named
+from holdfast.errors import Unavailable
+from holdfast.holder import Broken, Holder, LockInfo, Waiter
+
+Event = tuple[str, dict[str, Any], str]  # its kind, its facts, and a sentence
+
+_STYLES = {"held": "green", "released": "", "waiting": "yellow", "left": "", "broken": "bold red", "unavailable": "red"}
+
+
+@operator_command(short_help="Show what happens to a lock, as it happens.")
+@click.argument("name")
+@click.option("--interval", callback=duration_option(0.01), default="0.5", help="How often to look.  [default: 0.5]")
+@click.option("--for", "lasts", callback=duration_option(), metavar="DURATION", help="End after this time.")
+def watch(client: Client, output: Output, *, name: str, interval: float, lasts: float | None) -> int:
+    """Show what happens to the lock NAME: which client gets it, waits for it, leaves it or loses it. Ctrl-C ends it.
+
+    With --json, one object per line.
+    """
+    until = None if lasts is None else time.monotonic() + lasts
+    console = output.console()
+    before: LockInfo | None = None
+    known: set[tuple[float, int | None]] | None = None  # breaks, by their times and fences
+    while True:
+        try:
+            info, entries = client.inspect(name), client.history(name)
+            events = list(changes(before, info))
+            if known is not None:
+                events += [_broken(entry) for entry in reversed(entries) if (entry.at, entry.fence) not in known]
+            elif info is None:
+                events.append(("free", {}, "it is free"))
+            before, known = info, {(entry.at, entry.fence) for entry in entries}
+        except Unavailable as error:
+            events = [("unavailable", {"message": str(error)}, str(error))]
+        for kind, facts, sentence in events:
+            if output.as_json:
+                output.json({"time": time.time(), "event": kind, "name": name, **facts}, indent=None)
+            else:
+                line = Text.assemble((clock_time(time.time())[11:], "dim"), "  ", (f"{kind:8}", _STYLES.get(kind, "")))
+                console.print(line.append(f"  {sentence}"))
+        if until is not None and time.monotonic() >= until:
+            return 0
+        time.sleep(interval if until is None else max(0.0, min(interval, until - time.monotonic())))
+
+
+def changes(before: LockInfo | None, now: LockInfo | None) -> Iterator[Event]:
+    """What happened between two looks."""
+    old = {} if before is None else {(holder.id, holder.fence): holder for holder in before.holders}
+    new = {} if now is None else {(holder.id, holder.fence): holder for holder in now.holders}
+    waited = [] if before is None else list(map(_identity, before.waiters))
+    waits = [] if now is None else list(map(_identity, now.waiters))
+    for key, holder in old.items():
+        if key not in new:
+            yield "released", {"holder": asdict(holder)}, f"{named(holder)} has it no longer"
+    for key, holder in new.items():
+        if key not in old:
+            yield "held", {"holder": asdict(holder)}, f"by {named(holder)}{_fence(holder)}"
+    for waiter in () if now is None else now.waiters:
+        if _identity(waiter) not in waited:
+            yield "waiting", {"waiter": asdict(waiter)}, f"{named(waiter)}, for {duration(waiter.waiting) or 'a while'}"
+    for waiter in () if before is None else before.waiters:
+        if _identity(waiter) not in waits:
+            yield "left", {"waiter": asdict(waiter)}, f"{named(waiter)} waits no longer"
+
+
+def _identity(waiter: Waiter) -> tuple[str, int | None, str, str]:
+    return waiter.host, waiter.pid, waiter.label, waiter.mode
+
+
+def _fence(holder: Holder) -> str:
+    return "" if holder.fence is None else f", fence {holder.fence}"
+
+
+def _broken(entry: Broken) -> Event:
+    facts = {"holder": asdict(entry.holder), "by": asdict(entry.by), "reason": entry.reason}
+    return "broken", facts, f"taken from {named(entry.holder)} by {named(entry.by)}: {entry.reason}"

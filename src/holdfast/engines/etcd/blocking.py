@@ -1,0 +1,127 @@
+"""The engine for threads: each step runs in the calling thread, over the connection pool of one httpx client."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import httpx
+
+from holdfast.engines.etcd import failures
+from holdfast.engines.etcd.conversation import HttpCall, Members, converse
+from holdfast.engines.etcd.target import EtcdTarget
+from holdfast.engines.etcd.watches import MOST_STREAMS, WatchThread
+from holdfast.protocol.effects import Scan, StepFailed
+from holdfast.protocol.intents.programs import can_join, joint_program, program_of
+from holdfast.protocol.intents.requests import Op, Program
+from holdfast.protocol.intents.session import Session
+from holdfast.protocol.wait.notifications import NotificationRouter
+
+
+class Engine:
+    """Runs steps on etcd. Any thread may use it; it is also the shared connection of its driver."""
+
+    def __init__(self, target: EtcdTarget, router: NotificationRouter, now: Callable[[], float]) -> None:
+        self.address = target.address
+        self._target = target
+        self._router = router
+        self._now = now
+        self._session = Session(target.fence_floor)
+        self._members = Members(target)
+        self._watches = WatchThread(self._members, self._session, router, now)
+        self._client: httpx.Client | None = None
+        self._making = threading.Lock()  # two threads may be the first
+        self._inherited: list[Any] = []  # from a parent process; kept, as collecting would close their sockets
+        self._closed = False
+        router.armed = True  # notifications need no subscription: a watch comes with each refusal
+        router.crowd.most_alone = MOST_STREAMS
+
+    def call(self, op: Op, timeout: float) -> Any:
+        """The reply to one step; StepFailed if there is none."""
+        return self._run(program_of(self._session, op, self._now()), timeout)
+
+    def call_each(self, ops: Sequence[Any], timeout: float) -> list[Any]:
+        """The reply to each step, or its StepFailed."""
+        if ops and can_join(ops):
+            try:
+                replies: list[Any] = self._run(joint_program(self._session, ops, self._now()), timeout)
+            except StepFailed as failed:
+                return [failed] * len(ops)
+            return replies
+        return [self._reply_or_failure(op, timeout) for op in ops]
+
+    def scan(self, wanted: Scan) -> Any:
+        return self.call(wanted.step, wanted.timeout)
+
+    def _reply_or_failure(self, op: Op, timeout: float) -> Any:
+        try:
+            return self.call(op, timeout)
+        except StepFailed as failed:
+            return failed
+
+    def _run(self, program: Program, timeout: float) -> Any:
+        if self._closed:
+            program.close()
+            raise failures.client_closed(self.address)
+        conversation = converse(program, self._members, timeout, self._now)
+        advance: Any = conversation.send
+        value: Any = None
+        try:
+            while True:
+                asked = advance(value)
+                advance = conversation.send
+                if type(asked) is not HttpCall:
+                    self._watches.follow(asked)
+                    value = None
+                    continue
+                try:
+                    value = self._post(asked)
+                except httpx.HTTPError as error:
+                    advance, value = conversation.throw, error
+        except StopIteration as done:
+            return done.value
+
+    def _post(self, call: HttpCall) -> tuple[int, bytes]:
+        client = self._client or self._make_client()
+        answer = client.post(call.url, content=call.body, headers=call.headers, timeout=call.timeout)
+        return answer.status_code, answer.content
+
+    def _make_client(self) -> httpx.Client:
+        with self._making:
+            if self._client is None:
+                self._client = httpx.Client(**self._target.settings())
+            return self._client
+
+    # What a driver asks of its shared connection.
+
+    def listen(self, timeout: float, keys: tuple[str, ...]) -> bool:
+        self._router.armed = True
+        return True
+
+    def start(self) -> None:
+        """The keeper begins: the watches will be needed soon."""
+        self._watches.start()
+
+    def count_connections(self) -> tuple[int, int]:
+        """Open connections, and idle ones."""
+        pool = getattr(getattr(self._client, "_transport", None), "_pool", None)
+        open_ones = list(pool.connections) if pool is not None else []
+        return len(open_ones) + self._watches.streams(), sum(one.is_idle() for one in open_ones)
+
+    def load(self) -> tuple[list[Any], int]:
+        return [], 0
+
+    def close(self) -> None:
+        self._closed = True
+        self._watches.close()
+        if self._client is not None:
+            self._client.close()
+
+    def forget(self) -> None:
+        """In a forked child: begin again, and leave the parent's sockets alone."""
+        self._inherited += [self._client, self._watches]
+        self._client, self._making = None, threading.Lock()
+        self._session.forget()
+        self._members.forget()
+        self._watches = WatchThread(self._members, self._session, self._router, self._now)

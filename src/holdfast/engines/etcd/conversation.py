@@ -1,0 +1,188 @@
+"""The requests of a program as HTTP calls: to which member, with which credentials, and what an answer means.
+
+Both engines run the same generator: it yields an ``HttpCall`` and is sent status and body, or the error of httpx. It
+also yields each Watch and Unwatch of the program, which the engine starts and ends.
+
+Any member serves any request, since all of them go through the leader of etcd. A client stays with one member. If that
+cannot be reached, the request goes to the next one at once, because nothing was sent. If it does not answer, or says
+that there is no leader, the next try goes to another member.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Generator
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import httpx
+
+from holdfast.engines.etcd import failures, gateway
+from holdfast.engines.etcd.target import EtcdTarget
+from holdfast.errors import Unavailable
+from holdfast.protocol.effects import StepFailed
+from holdfast.protocol.intents.requests import Answer, LeaseGone, Program, Request, Unwatch, Watch
+
+_OK: Final = 200
+_LEAST: Final = 0.01  # seconds for the last request of a program
+
+
+class Patience:
+    """How long a step may take, in seconds, and how much of that is left."""
+
+    def __init__(self, seconds: float, now: Callable[[], float]) -> None:
+        self.seconds = seconds
+        self.now = now
+        self._until = now() + seconds
+
+    def left(self) -> float:
+        return self._until - self.now()
+
+
+class HttpCall(NamedTuple):
+    url: str
+    body: bytes
+    headers: dict[str, str]
+    timeout: float
+
+    def __repr__(self) -> str:
+        return f"<call of {self.url}>"  # the rest holds tokens
+
+
+Conversation: TypeAlias = Generator[HttpCall | Watch | Unwatch, Any, Any]
+
+
+class Members:
+    """The members of one cluster, as one client knows them."""
+
+    def __init__(self, target: EtcdTarget) -> None:
+        self.target = target
+        self.urls = target.members
+        self.current = 0
+        self.token = ""  # what ``authenticate`` gave
+        self.ever_answered = False
+
+    @property
+    def url(self) -> str:
+        return self.urls[self.current % len(self.urls)]
+
+    @property
+    def shown(self) -> str:
+        """The current member, for errors."""
+        scheme = "etcds" if self.target.tls else "etcd"
+        return f"{scheme}://{self.url.partition('://')[2]}"
+
+    def leave(self, url: str) -> None:
+        """Go to the next member, unless another request has done so already."""
+        if self.url == url:
+            self.current = (self.current + 1) % len(self.urls)
+
+    def headers(self) -> dict[str, str]:
+        return {"Authorization": self.token} if self.token else {}
+
+    def forget(self) -> None:
+        self.token = ""
+
+
+def converse(program: Program, members: Members, timeout: float, now: Callable[[], float]) -> Conversation:
+    """Run a program, and return its reply. StepFailed if one of its requests has no answer that can be used."""
+    patience = Patience(timeout, now)
+    advance: Any = program.send
+    value: Any = None
+    sent = False  # an earlier request of the program may have changed something
+    try:
+        while True:
+            request: Request = advance(value)
+            advance = program.send
+            if type(request) is Watch or type(request) is Unwatch:
+                yield request
+                value = None
+                continue
+            asked_at = now()
+            if sent and patience.left() <= 0:
+                raise failures.silence(members.shown, timeout, None, sent=True, ever_answered=True)
+            try:
+                result = yield from _exchange(request, members, patience)
+                value = Answer(asked_at, result)
+                sent = True
+            except LeaseGone as gone:
+                advance, value = program.throw, gone
+    except StopIteration as done:
+        return done.value
+    except StepFailed as failed:
+        failed.sent = failed.sent or sent
+        raise
+    finally:
+        program.close()
+
+
+def _exchange(request: Any, members: Members, patience: Patience) -> Any:
+    path, body = gateway.write(request)
+    status, answer, where = yield from _ask_any(path, body, members, patience)
+    if status == _OK:
+        try:
+            result = gateway.read(request, answer)
+        except gateway.Unreadable:
+            raise failures.unreadable(where) from None
+        members.ever_answered = True
+        return result
+    message = failures.message_of(answer)
+    if failures.LEASE_UNKNOWN in message:
+        raise LeaseGone
+    failed = failures.refusal(status, message, where)
+    if message:
+        members.ever_answered = True
+    if failed.retry:
+        members.leave(members.url)
+    raise failed
+
+
+def _ask_any(
+    path: str, body: bytes, members: Members, patience: Patience
+) -> Generator[HttpCall, Any, tuple[int, bytes, str]]:
+    """Status, body and sender of the answer, with a valid token if the cluster has users."""
+    target = members.target
+    if target.user and not members.token:
+        yield from _authenticate(members, patience)
+    status, answer, where = yield from _ask_reachable(path, body, members, patience)
+    if status != _OK and target.user and failures.is_stale_token(failures.message_of(answer)):
+        members.token = ""
+        yield from _authenticate(members, patience)
+        status, answer, where = yield from _ask_reachable(path, body, members, patience)
+    return status, answer, where
+
+
+def _authenticate(members: Members, patience: Patience) -> Generator[HttpCall, Any, None]:
+    who = gateway.body({"name": members.target.user, "password": members.target.password})
+    status, answer, where = yield from _ask_reachable(gateway.AUTHENTICATE, who, members, patience)
+    if status != _OK:
+        failed = failures.refusal(status, failures.message_of(answer), where)
+        failed.sent = False
+        raise failed
+    try:
+        members.token = str(json.loads(answer)["token"])
+    except (ValueError, KeyError, TypeError):
+        raise failures.unreadable(where) from None
+
+
+def _ask_reachable(
+    path: str, body: bytes, members: Members, patience: Patience
+) -> Generator[HttpCall, Any, tuple[int, bytes, str]]:
+    """The answer of the first member that can be reached."""
+    causes: dict[str, str] = {}
+    for left in reversed(range(len(members.urls))):
+        url, where = members.url, members.shown
+        try:
+            status, answer = yield HttpCall(url + path, body, members.headers(), max(_LEAST, patience.left()))
+            return status, answer, where
+        except httpx.HTTPError as error:
+            failed = failures.transport_failure(
+                error, where, patience.seconds, ever_answered=members.ever_answered, tls=members.target.tls
+            )
+        members.leave(url)
+        if isinstance(failed.error, Unavailable):
+            causes |= failed.error.causes
+        if failed.sent or not left or patience.left() <= 0:
+            if isinstance(failed.error, Unavailable):
+                failed.error = Unavailable(causes, failed.error.advice)
+            raise failed
+    raise AssertionError("unreachable")

@@ -1,0 +1,152 @@
+"""What goes wrong between the engine and etcd, as a StepFailed that says what happened and what to do."""
+
+from __future__ import annotations
+
+import json
+import ssl
+from typing import Any, Final
+
+import httpx
+
+from holdfast.errors import HoldfastError, Unavailable, printable, rounded
+from holdfast.protocol.effects import StepFailed
+
+LEASE_UNKNOWN: Final = "requested lease not found"
+_TOKEN: Final = ("invalid auth token", "revision of auth store is old")
+_CREDENTIALS: Final = "Check user and password in the URL: etcd://user:password@host"
+# By a part of the message: what it means, what to do, whether it passes, whether the request may have taken effect.
+_REFUSALS: Final = (
+    ("no leader", "its cluster has no leader", "A majority of the members must be up and connected", True, False),
+    ("leader changed", "its cluster has just changed its leader", "Try again in a moment", True, True),
+    ("request timed out", "its cluster did not agree in time", "A majority of the members must be up", True, True),
+    ("too many requests", "it is overloaded", "Try again in a moment, or with fewer clients", True, False),
+    ("space exceeded", "its database is full", "Compact and defragment it, then clear the alarm NOSPACE", True, False),
+    ("server stopped", "it is being stopped", "Try again in a moment", True, True),
+    ("not capable", "it is starting", "Try again in a moment", True, False),
+    ("learner", "it is a learner and serves no requests", "Name the voting members in the URL", False, False),
+    ("user name is empty", "it wants a user and a password", _CREDENTIALS, False, False),
+    ("authentication failed", "it refused the user or the password", _CREDENTIALS, False, False),
+    ("authentication is not enabled", "it has no users", "Leave user and password out of the URL", False, False),
+    (
+        "permission denied",
+        "this user may not do that",
+        "See docs/etcd.md for the permissions that are needed",
+        False,
+        False,
+    ),
+)
+
+
+def message_of(answer: bytes) -> str:
+    """The message of an error reply."""
+    try:
+        content: Any = json.loads(answer)
+        content = content.get("error", content)
+        return str(content.get("message", content) if isinstance(content, dict) else content)
+    except (ValueError, AttributeError):
+        return ""
+
+
+def is_stale_token(message: str) -> bool:
+    """Whether the token that ``authenticate`` gave has expired, or was made before the users were changed."""
+    return any(part in message for part in _TOKEN)
+
+
+def refusal(status: int, message: str, address: str) -> StepFailed:
+    """The StepFailed for an error reply."""
+    for part, what, advice, passes, unknown in _REFUSALS:
+        if part in message:
+            return _failed(Unavailable({address: what}, advice), None, sent=unknown, retry=passes)
+    text = printable(message.removeprefix("etcdserver: "))[:80]
+    if not text:
+        error = Unavailable({address: f"it answered with HTTP status {status}"}, _NO_ETCD)
+        return _failed(error, None, sent=True, retry=status >= 500, ever_answered=False)
+    return _failed(Unavailable({address: f"it answered: {text}"}, "See its log"), None, sent=True, retry=status >= 500)
+
+
+_NO_ETCD: Final = (
+    "Check that etcd 3.4 or newer is there, with its JSON gateway, and that no proxy changes what it answers"
+)
+
+
+def unreadable(address: str) -> StepFailed:
+    error = Unavailable({address: "it sent something that is no reply of etcd"}, _NO_ETCD)
+    return _failed(error, None, sent=True, retry=True, ever_answered=False)
+
+
+def silence(
+    address: str, timeout: float, cause: BaseException | None, *, sent: bool, ever_answered: bool
+) -> StepFailed:
+    error = Unavailable(
+        {address: f"it did not answer within {rounded(timeout)} s"},
+        "It may be hung or far away; see timeout= of connect",
+    )
+    return _failed(error, cause, sent=sent, retry=True, ever_answered=ever_answered, silent=True)
+
+
+def client_closed(address: str) -> StepFailed:
+    error = Unavailable({address: "this client was closed"}, "Connect again, or close it later")
+    return _failed(error, None, sent=False, retry=False)
+
+
+def is_unsent(error: httpx.HTTPError | httpx.InvalidURL) -> bool:
+    """Whether a request cannot have reached a server, so that another one can be asked instead."""
+    return isinstance(error, (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.UnsupportedProtocol))
+
+
+def transport_failure(
+    error: httpx.HTTPError, address: str, timeout: float, *, ever_answered: bool, tls: bool
+) -> StepFailed:
+    """The StepFailed for a request without an answer."""
+    sent = not is_unsent(error)
+    if isinstance(error, httpx.TimeoutException):
+        return silence(address, timeout, error, sent=sent, ever_answered=ever_answered)
+    if sent:
+        what, advice = "the connection was lost", "Is the server still running?"
+        if not ever_answered:
+            what = "the connection was lost without an answer"
+            advice = f"Check the port, and whether it expects {'no TLS (etcd://)' if tls else 'TLS (etcds://)'}"
+        failed = _failed(
+            Unavailable({address: what}, advice), error, sent=True, retry=True, ever_answered=ever_answered
+        )
+        failed.connection_broke = True
+        return failed
+    what, advice = _why_no_connection(error, tls=tls)
+    return _failed(Unavailable({address: what}, advice), error, sent=False, retry=ever_answered)
+
+
+def _why_no_connection(error: BaseException, *, tls: bool) -> tuple[str, str]:
+    text, root = str(error), error
+    while root.__cause__ is not None or root.__context__ is not None:
+        root = root.__cause__ or root.__context__  # type: ignore[assignment]
+    if "Name or service" in text or "getaddrinfo" in text or "name resolution" in text or "nodename" in text:
+        return "its name cannot be resolved", "Check the host in the URL"
+    if isinstance(root, ssl.SSLCertVerificationError):
+        return (
+            "its TLS certificate is not trusted",
+            "Name the certificate of its authority (ssl_ca_certs=), and the host as the certificate does",
+        )
+    if isinstance(root, ssl.SSLError) or "SSL" in text:
+        return (
+            "the TLS handshake failed",
+            "If its port is a plain one, use etcd://; else check ssl_ca_certs=",
+        )
+    if "refused" in text or "All connection attempts failed" in text:
+        return "nothing listens there", "Start etcd there, or check host and port"
+    return f"no connection came about ({type(error).__name__})", "Check host and port, and that the server runs"
+
+
+def _failed(
+    error: HoldfastError,
+    cause: BaseException | None,
+    *,
+    sent: bool,
+    retry: bool,
+    ever_answered: bool = True,
+    silent: bool = False,
+) -> StepFailed:
+    failed = StepFailed(error, sent=sent, retry=retry, ever_answered=ever_answered, silent=silent)
+    if cause is not None:
+        cause.__traceback__ = None
+        failed.__cause__ = cause
+    return failed

@@ -1,0 +1,172 @@
+"""The JSON gateway of etcd v3: how requests become HTTP bodies, and bodies become answers.
+
+Keys and values are base64; 64-bit numbers are text. A key of another program may be any bytes, so keys go both ways
+without loss (as surrogates). What a body lacks is zero, empty or false, as in all of protobuf.
+"""
+
+from __future__ import annotations
+
+import json
+from base64 import b64decode, b64encode
+from typing import Any, Final
+
+from holdfast.protocol.intents.requests import (
+    Created,
+    Delete,
+    Found,
+    Get,
+    GrantLease,
+    Item,
+    KeepLease,
+    LeaseLife,
+    Modified,
+    Operation,
+    Put,
+    ReadLease,
+    Txn,
+    TxnResult,
+    Watch,
+)
+
+TXN: Final = "/v3/kv/txn"
+GRANT: Final = "/v3/lease/grant"
+KEEP: Final = "/v3/lease/keepalive"
+TIME_TO_LIVE: Final = "/v3/lease/timetolive"
+WATCH: Final = "/v3/watch"
+AUTHENTICATE: Final = "/v3/auth/authenticate"
+
+_dumps: Final = json.JSONEncoder(separators=(",", ":")).encode
+
+
+class Unreadable(Exception):
+    """The body of an answer is not what etcd would send."""
+
+
+def body(content: Any) -> bytes:
+    return _dumps(content).encode()
+
+
+def _coded(text: str) -> str:
+    return b64encode(text.encode(errors="surrogateescape")).decode()
+
+
+def _text(coded: str, errors: str = "replace") -> str:
+    return b64decode(coded).decode(errors=errors)
+
+
+def write(request: Txn | GrantLease | KeepLease | ReadLease) -> tuple[str, bytes]:
+    """The path and the body of a request."""
+    if type(request) is Txn:
+        content: dict[str, Any] = {"success": [_operation(each) for each in request.then]}
+        if request.compares:
+            content["compare"] = [_compare(each) for each in request.compares]
+        if request.otherwise:
+            content["failure"] = [_operation(each) for each in request.otherwise]
+        return TXN, body(content)
+    if type(request) is GrantLease:
+        return GRANT, body({"TTL": str(request.seconds)})
+    if type(request) is ReadLease:
+        return TIME_TO_LIVE, body({"ID": str(request.lease)})
+    assert type(request) is KeepLease
+    return KEEP, body({"ID": str(request.lease)})
+
+
+def _compare(compare: Created | Modified) -> dict[str, Any]:
+    if type(compare) is Modified:
+        return {"target": "MOD", "key": _coded(compare.key), "mod_revision": str(compare.revision)}
+    assert type(compare) is Created
+    content = {"target": "CREATE", "key": _coded(compare.key), "create_revision": str(compare.revision)}
+    if compare.end:
+        content["range_end"] = _coded(compare.end)
+    return content
+
+
+def _operation(operation: Operation) -> dict[str, Any]:
+    key = _coded(operation.key)
+    if type(operation) is Put:
+        content: dict[str, Any] = {"key": key, "value": _coded(operation.value)}
+        if operation.lease:
+            content["lease"] = str(operation.lease)
+        return {"request_put": content}
+    if type(operation) is Delete:
+        return {"request_delete_range": {"key": key}}
+    assert type(operation) is Get
+    content = {"key": key}
+    if operation.end:
+        content["range_end"] = _coded(operation.end)
+    if operation.keys_only:
+        content["keys_only"] = True
+    elif operation.end:
+        content["sort_target"] = "CREATE"
+        content["sort_order"] = "DESCEND" if operation.newest_first else "ASCEND"
+    if operation.limit:
+        content["limit"] = str(operation.limit)
+    if operation.created_before:
+        content["max_create_revision"] = str(operation.created_before - 1)
+    if operation.count_only:
+        content["count_only"] = True
+    return {"request_range": content}
+
+
+def read(request: Txn | GrantLease | KeepLease | ReadLease, answer: bytes) -> TxnResult | LeaseLife:
+    """What etcd has answered to this request. Unreadable if it is something else."""
+    try:
+        content = json.loads(answer)
+        if type(request) is Txn:
+            succeeded = bool(content.get("succeeded", False))
+            operations = request.then if succeeded else request.otherwise
+            answers = content.get("responses", [])
+            if len(answers) != len(operations):
+                raise Unreadable
+            results = tuple(_result(one, each) for one, each in zip(operations, answers, strict=True))
+            return TxnResult(succeeded, int(content["header"]["revision"]), results)
+        life = content["result"] if type(request) is KeepLease else content
+        return LeaseLife(int(life.get("ID", 0)), max(0, int(life.get("TTL", 0))))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise Unreadable from None
+
+
+def _result(operation: Operation, answer: dict[str, Any]) -> Any:
+    if type(operation) is Put:
+        return None
+    if type(operation) is Delete:
+        return int(answer["response_delete_range"].get("deleted", 0))
+    content = answer["response_range"]
+    return Found(tuple(_item(each) for each in content.get("kvs", ())), int(content.get("count", 0)))
+
+
+def _item(content: dict[str, Any]) -> Item:
+    return Item(
+        _text(content["key"], "surrogateescape"),
+        _text(content.get("value", "")),
+        int(content["create_revision"]),
+        int(content["mod_revision"]),
+        int(content.get("lease", 0)),
+    )
+
+
+def write_watch(watch: Watch) -> bytes:
+    content: dict[str, Any] = {"key": _coded(watch.key), "start_revision": str(watch.revision)}
+    if watch.end:
+        content["range_end"] = _coded(watch.end)
+    if not watch.puts:
+        content["filters"] = ["NOPUT"]
+    return body({"create_request": content})
+
+
+def is_begun(line: str) -> bool:
+    """Whether a line of a watch only says that the watch has begun."""
+    try:
+        result = json.loads(line)["result"]
+        return bool(result.get("created")) and not result.get("canceled") and not result.get("events")
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return False
+
+
+def is_event(line: str) -> bool:
+    """Whether a line of a watch says that something changed, or that what it asks for was compacted."""
+    try:
+        result = json.loads(line)["result"]
+        return bool(result.get("events") or int(result.get("compact_revision", 0)))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return False

@@ -1,0 +1,219 @@
+"""Watches: streams of etcd that say that a key has changed, for the waiters and holders of one client.
+
+A watch is a hint. It wakes a waiter, which then asks; or it lets the keeper look after a hold. If it is lost, a waiter
+asks within half a second, and a holder finds out at its next renewal.
+
+httpx sends the body of a request before it reads the answer, so a watch cannot be added to an open stream: each watched
+key is a stream of its own. One task for each runs in one event loop: that of the client under asyncio, that of a daemon
+thread otherwise. Above MOST_STREAMS there are no more: further waiters are looked after by the keeper, which asks for
+all of them together (``present``), and further holders at their renewals.
+
+A stream ends with its first event. What comes after that is for the next watch, from the revision of the next answer.
+A stream also ends if its first revision was compacted, if its member stops or if its token has expired: that counts as
+an event, at most once a second, so that a server that refuses all watches is not asked without a pause.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any, Final
+
+import httpx
+
+from holdfast.engines import greenlets
+from holdfast.engines.etcd import gateway
+from holdfast.engines.etcd.conversation import Members
+from holdfast.protocol.intents.requests import Unwatch, Watch
+from holdfast.protocol.intents.session import Session
+from holdfast.protocol.wait.notifications import NotificationRouter
+
+MOST_STREAMS: Final = 200
+
+_PAUSE: Final = 1.0  # seconds between two wake-ups by streams that failed
+_OK: Final = 200
+
+log = logging.getLogger("holdfast")
+
+
+class Stream:
+    """One watched range of keys, and the tokens that it is watched for."""
+
+    def __init__(self, watch: Watch) -> None:
+        self.watch = watch
+        self.tokens: dict[str, Watch] = {watch.token: watch}
+        self.task: asyncio.Task[None] | None = None
+
+
+class Watches:
+    """The streams of one client. All methods run in the event loop of the streams."""
+
+    def __init__(
+        self, members: Members, session: Session, router: NotificationRouter, now: Callable[[], float]
+    ) -> None:
+        self._members = members
+        self._session = session
+        self._router = router
+        self._now = now
+        self._client: httpx.AsyncClient | None = None
+        self._failed_at = float("-inf")
+        self.by_key: dict[tuple[str, str, bool], Stream] = {}
+        self.by_token: dict[str, Stream] = {}
+
+    def follow(self, request: Watch | Unwatch) -> None:
+        if type(request) is Watch:
+            self.begin(request)
+        else:
+            self.end(request.token)
+
+    def begin(self, watch: Watch) -> None:
+        """Watch, unless that key is watched for this token already, or there are too many streams."""
+        place = watch.key, watch.end, watch.puts
+        known = self.by_token.get(watch.token)
+        stream = self.by_key.get(place)
+        if known is not None and known is stream:
+            return
+        self.end(watch.token)
+        if stream is not None and stream.watch.revision <= watch.revision:
+            stream.tokens[watch.token] = watch
+        elif len(self.by_key) < MOST_STREAMS and stream is None:
+            stream = self.by_key[place] = Stream(watch)
+            stream.task = asyncio.get_running_loop().create_task(self._follow(place, stream))
+        else:
+            return
+        self.by_token[watch.token] = stream
+
+    def end(self, token: str) -> None:
+        stream = self.by_token.pop(token, None)
+        if stream is None:
+            return
+        stream.tokens.pop(token, None)
+        if not stream.tokens and stream.task is not None:
+            stream.task.cancel()
+
+    async def _follow(self, place: tuple[str, str, bool], stream: Stream) -> None:
+        changed = False
+        try:
+            changed = await self._read(stream.watch)
+        except httpx.HTTPError as error:
+            log.debug("a watch at %s ended: %s", self._members.shown, type(error).__name__)
+            self._members.leave(self._members.url)
+        finally:
+            if self.by_key.get(place) is stream:
+                del self.by_key[place]
+            for token in stream.tokens:
+                if self.by_token.get(token) is stream:
+                    del self.by_token[token]
+        if not changed:
+            now = self._now()
+            if now < self._failed_at + _PAUSE:
+                return
+            self._failed_at = now
+        for watch in stream.tokens.values():
+            self._tell(watch)
+
+    async def _read(self, watch: Watch) -> bool:
+        """Whether an event has come; False if the stream was refused, or has ended without one."""
+        if self._client is None:
+            self._client = httpx.AsyncClient(**self._members.target.settings())
+        timeout = httpx.Timeout(5.0, read=None, pool=None)
+        url, headers = self._members.url + gateway.WATCH, self._members.headers()
+        body = gateway.write_watch(watch)
+        async with self._client.stream("POST", url, content=body, headers=headers, timeout=timeout) as answer:
+            if answer.status_code != _OK:
+                return False
+            async for line in answer.aiter_lines():
+                if line and not gateway.is_begun(line):
+                    return gateway.is_event(line)
+        return False
+
+    def _tell(self, watch: Watch) -> None:
+        if watch.holder:
+            self._router.touched(watch.holder)
+        else:
+            self._session.call(watch.token)
+            self._router.deliver(f"{watch.token} ask 1 0".encode(), self._now())
+
+    async def close(self) -> None:
+        tasks = [stream.task for stream in self.by_key.values() if stream.task is not None]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=1.0)
+        if self._client is not None:
+            await self._client.aclose()
+
+
+class WatchThread:
+    """The streams of a client whose callers are threads: their event loop runs in a daemon thread."""
+
+    def __init__(
+        self, members: Members, session: Session, router: NotificationRouter, now: Callable[[], float]
+    ) -> None:
+        self._watches = Watches(members, session, router, now)
+        self._starting = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._closed = False
+        self._begun: set[str] = set()  # tokens: most steps concern one that has nothing watched
+        self._marks: list[greenlets.Mark] = []
+
+    def follow(self, request: Watch | Unwatch) -> None:
+        if type(request) is Watch:
+            if self._loop is None:
+                self.start()
+            self._begun.add(request.token)
+        elif request.token in self._begun:
+            self._begun.discard(request.token)
+        else:
+            return
+        self._submit(self._watches.follow, request)
+
+    def _submit(self, function: Callable[..., object], *args: Any) -> None:
+        loop = self._loop
+        if loop is None or self._closed:
+            return
+        try:
+            loop.call_soon_threadsafe(function, *args)
+        except RuntimeError:
+            pass  # the loop was closed meanwhile
+
+    def start(self) -> None:
+        with self._starting:
+            if self._loop is not None or self._closed:
+                return
+            loop = asyncio.new_event_loop()
+            thread = threading.Thread(target=self._run, args=(loop,), name="holdfast-watches", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:  # no thread can be started: waiters ask every half second instead
+                log.warning("waiters of %s poll, because no thread can be started: %s", self, error)
+                loop.close()
+                return
+            self._loop, self._thread = loop, thread
+
+    def _run(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._marks += greenlets.mark()
+        asyncio.set_event_loop(loop)
+        try:
+            loop.run_forever()
+            loop.run_until_complete(self._watches.close())
+        finally:
+            loop.close()
+
+    def streams(self) -> int:
+        return len(self._watches.by_key)
+
+    def close(self) -> None:
+        self._closed = True
+        loop, thread = self._loop, self._thread
+        if loop is None or thread is None:
+            return
+        try:
+            loop.call_soon_threadsafe(loop.stop)
+        except RuntimeError:
+            return
+        if thread is not threading.current_thread():
+            thread.join(1.0)

@@ -1,0 +1,132 @@
+"""The directory of an embedded server: created if necessary, refused if another user could use or replace it.
+
+This user and root are trusted. No other user may write to the directory or replace it by another one. The latter
+depends on every directory on the path to it, and on the paths that symbolic links lead to:
+
+    it belongs to another user             refused: its owner can rename entries
+    others may write, no sticky bit        refused: they can rename entries
+    others may write, with a sticky bit    allowed (/tmp), if the next part belongs to a trusted user
+
+A group counts as others, unless it is root's or this user's private one. Access lists beyond the mode are not read.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from holdfast.errors import InvalidConfig
+
+_MOST_LINKS = 40  # the limit of the kernel
+
+
+def make_private(directory: str) -> None:
+    """Create the directory if it is missing. Raises InvalidConfig if another user could use or replace it."""
+    what = f"local://{directory}"
+    _check_way(what, directory)
+    try:
+        found = os.lstat(directory)
+    except FileNotFoundError:
+        try:
+            os.mkdir(directory, 0o700)
+        except FileExistsError:
+            pass  # another starter was quicker; the directory is checked below
+        except OSError as error:
+            raise InvalidConfig(
+                what, f"the directory cannot be made ({error.strerror}); make it, with mode 700"
+            ) from error
+        _check_way(what, directory)  # again: another user could have created a part that was missing
+        found = os.lstat(directory)
+    except OSError as error:
+        raise InvalidConfig(what, f"the directory cannot be used ({error.strerror}); name another") from error
+    if stat.S_ISLNK(found.st_mode):
+        raise InvalidConfig(what, "it is a symbolic link, and could soon point elsewhere; name what it points to")
+    if not stat.S_ISDIR(found.st_mode):
+        raise InvalidConfig(what, "it is not a directory; name one, or a path where one can be made")
+    if found.st_uid != os.geteuid():
+        raise InvalidConfig(
+            what,
+            f"it belongs to user {found.st_uid} and you are user {os.geteuid()}; name one of your own",
+        )
+    if stat.S_IMODE(found.st_mode) & 0o777 != 0o700:
+        raise InvalidConfig(
+            what,
+            f"its mode is {stat.S_IMODE(found.st_mode):03o}, and it must be yours alone; see what is there, "
+            f"then chmod 700 {directory}",
+        )
+
+
+def _check_way(what: str, directory: str) -> None:
+    """Check the path part by part, as the kernel walks it. A missing part ends the check; the caller deals with it."""
+    trusted = _trusted_users()
+    at, parts, links = "/", directory.split("/")[::-1], 0
+    while parts:
+        part = parts.pop()
+        if part in ("", "."):
+            continue
+        if part == "..":  # only in the target of a symbolic link
+            at = os.path.dirname(at)
+            continue
+        path = os.path.join(at, part)
+        try:
+            entry = os.lstat(path)
+        except OSError:
+            entry = None
+        problem = _problem(at, os.stat(at), path, entry, trusted)
+        if problem:
+            raise InvalidConfig(
+                what,
+                f"{problem}, so another user could put another directory in its place; "
+                "name one below your home directory or /tmp",
+            )
+        if entry is None:
+            return
+        if not stat.S_ISLNK(entry.st_mode):
+            at = path
+            continue
+        links += 1
+        if links > _MOST_LINKS:
+            return  # the caller's lstat fails too
+        target = os.readlink(path)
+        parts += target.split("/")[::-1]
+        if target.startswith("/"):
+            at = "/"
+
+
+def _problem(at: str, holder: os.stat_result, path: str, entry: os.stat_result | None, trusted: set[int]) -> str | None:
+    """Why another user could rename this entry of the directory ``at``, or None."""
+    mode = stat.S_IMODE(holder.st_mode)
+    if holder.st_uid not in trusted:
+        return f"{at} belongs to user {holder.st_uid}"
+    if not (mode & stat.S_IWOTH or (mode & stat.S_IWGRP and not _is_private(holder.st_gid))):
+        return None
+    if not mode & stat.S_ISVTX:
+        return f"others may write to {at} (mode {mode:03o}, without the sticky bit)"
+    if entry is not None and entry.st_uid not in trusted:
+        return f"others may write to {at}, and {path} belongs to user {entry.st_uid}"
+    return None
+
+
+def _trusted_users() -> set[int]:
+    users = {0, os.geteuid()}
+    try:
+        with open("/proc/self/uid_map") as mapping, open("/proc/sys/kernel/overflowuid") as overflow:
+            if mapping.read().split() != ["0", "0", "4294967295"]:
+                users.add(int(overflow.read()))  # how the machine's root appears in a user namespace
+    except OSError:
+        pass  # not Linux
+    return users
+
+
+def _is_private(group: int) -> bool:
+    """Whether it is root's group, or the private group of this user."""
+    import grp
+    import pwd
+
+    if group == 0:
+        return True
+    try:
+        user, found = pwd.getpwuid(os.geteuid()), grp.getgrgid(group)
+    except KeyError:
+        return False
+    return group == user.pw_gid and found.gr_name == user.pw_name and set(found.gr_mem) <= {user.pw_name}

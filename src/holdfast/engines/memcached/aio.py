@@ -1,0 +1,88 @@
+"""The engine for asyncio: the steps of the engine for threads, each in a worker thread."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
+
+from holdfast.engines.memcached import blocking
+from holdfast.engines.memcached.target import MemcachedTarget
+from holdfast.engines.others import Connection
+from holdfast.errors import Unavailable, rounded
+from holdfast.protocol.effects import StepFailed
+from holdfast.protocol.wait.notifications import NotificationRouter
+
+_THREADS: Final = 16
+
+
+class Engine:
+    """Runs steps on memcached for the tasks of one event loop."""
+
+    def __init__(self, target: MemcachedTarget, router: NotificationRouter, now: Callable[[], float]) -> None:
+        self.address = target.address
+        self.backlog: tuple[Any, ...] = ()
+        self._inner = blocking.Engine(target, router, now)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._threads: ThreadPoolExecutor | None = None
+
+    def submit(self, op: Any, timeout: float, reply: asyncio.Future[Any] | None = None) -> asyncio.Future[Any]:
+        """A future of the reply to one step, or of its StepFailed."""
+        assert self._loop is not None
+        future: asyncio.Future[Any] = reply if reply is not None else self._loop.create_future()
+        try:
+            running = self._in_thread(self._inner.call, op, timeout)
+        except RuntimeError:  # the client was closed
+            future.set_exception(self._inner.closed_failure())
+            return future
+        running.add_done_callback(lambda done: _pass_on(done, future))
+        return future
+
+    async def call_each(self, ops: Sequence[Any], timeout: float) -> list[Any]:
+        try:
+            replies: list[Any] = await self._in_thread(self._inner.call_each, ops, timeout)
+        except RuntimeError:  # the client was closed
+            return [self._inner.closed_failure()] * len(ops)
+        return replies
+
+    def _in_thread(self, function: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
+        assert self._loop is not None
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="holdfast-memcached")
+        return self._loop.run_in_executor(self._threads, function, *args)
+
+    def expire(self, reply: asyncio.Future[Any], waited: float) -> None:
+        """A cancelled caller has waited for long enough."""
+        if not reply.done():
+            error = Unavailable({self.address: f"it did not answer within {rounded(waited)} s"}, "It may be hung")
+            reply.set_exception(StepFailed(error, sent=True, retry=True, silent=True))
+
+    async def listen(self, timeout: float, keys: tuple[str, ...]) -> bool:
+        return False
+
+    def connections(self) -> list[Connection]:
+        return [Connection() for _ in range(self._inner.count_connections()[0])]
+
+    def move_to(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+
+    def forget(self) -> None:
+        """In a forked child: begin again. The threads stayed with the parent."""
+        self._inner.forget()
+        self._loop = self._threads = None
+
+    async def close(self) -> None:
+        self._inner.close()
+        if self._threads is not None:
+            self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _pass_on(done: asyncio.Future[Any], future: asyncio.Future[Any]) -> None:
+    if done.cancelled() or future.done():
+        return
+    error = done.exception()
+    if error is None:
+        future.set_result(done.result())
+    else:
+        future.set_exception(error)

@@ -1,0 +1,206 @@
+"""The engine for threads: each step runs in the calling thread, on a connection of its own from a stack of idle ones.
+
+A connection is closed after an error, because the next command on it might get the reply to another one.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections import deque
+from collections.abc import Callable, Sequence
+from time import monotonic
+from typing import Any, Final
+
+from pymemcache.client.base import Client
+from pymemcache.exceptions import MemcacheClientError, MemcacheError, MemcacheServerError, MemcacheUnknownCommandError
+
+from holdfast.engines.memcached.target import MemcachedTarget
+from holdfast.errors import HoldfastError, Unavailable, Unsupported, printable, rounded
+from holdfast.protocol.effects import Command, Step, StepFailed
+from holdfast.protocol.memcached import Items, program_of
+from holdfast.protocol.wait.notifications import NotificationRouter
+
+_LEAST: Final = 0.01  # seconds for the last command of a step
+_MOST_IDLE: Final = 32
+_KEEP_ALIVE: Final = "Is the server still running?"
+
+
+class Engine:
+    """Runs steps on one server. Any thread may use it; it is also the shared connection of its driver."""
+
+    def __init__(self, target: MemcachedTarget, router: NotificationRouter, now: Callable[[], float]) -> None:
+        self.address = target.address
+        self._where = target.host, target.port
+        self._now = now
+        self._items = Items()
+        self._idle: deque[Client] = deque()
+        self._open: set[Client] = set()
+        self._inherited: list[Any] = []  # from a parent process; kept, as collecting would close their sockets
+        self._ever_answered = False
+        self._closed = False
+        router.no_pubsub = True  # memcached notifies no client
+
+    def call(self, op: Step | Command, timeout: float) -> Any:
+        """The reply to one step; StepFailed if there is none."""
+        deadline = monotonic() + timeout
+        program = program_of(self._items, op, self._now())
+        sent = False
+        try:
+            command = program.send(None)
+            while True:
+                if sent and monotonic() >= deadline:
+                    raise self._failure(TimeoutError(), timeout)
+                try:
+                    reply = self._execute(command, timeout, deadline)
+                except StepFailed as failed:
+                    failed.sent = failed.sent or sent
+                    raise
+                sent = True
+                command = program.send(reply)
+        except StopIteration as done:
+            return done.value
+        finally:
+            program.close()
+
+    def call_each(self, ops: Sequence[Any], timeout: float) -> list[Any]:
+        """The reply to each step, or its StepFailed. Once the server is silent, the rest is not tried."""
+        replies: list[Any] = []
+        deadline = monotonic() + timeout
+        for op in ops:
+            try:
+                replies.append(self.call(op, max(_LEAST, deadline - monotonic())))
+            except StepFailed as failed:
+                if failed.silent or not failed.sent:
+                    return replies + [failed] * (len(ops) - len(replies))
+                replies.append(failed)
+        return replies
+
+    def _execute(self, command: Command, timeout: float, deadline: float) -> Any:
+        if self._closed:
+            raise self.closed_failure()
+        left = max(_LEAST, deadline - monotonic())
+        connection = self._take(left, timeout)
+        try:
+            reply = _perform(connection, command)
+        except BaseException as error:
+            self._drop(connection)
+            if isinstance(error, (OSError, MemcacheError)):
+                raise self._failure(error, timeout) from None
+            raise  # an interrupt
+        self._ever_answered = True
+        if self._closed or len(self._idle) >= _MOST_IDLE:
+            self._drop(connection)
+        else:
+            self._idle.append(connection)
+        return reply
+
+    def closed_failure(self) -> StepFailed:
+        error = Unavailable({self.address: "this client was closed"}, "Connect again, or close it later")
+        return StepFailed(error, sent=False, retry=False)
+
+    def _take(self, left: float, timeout: float) -> Client:
+        try:
+            connection = self._idle.pop()
+        except IndexError:
+            connection = Client(self._where, connect_timeout=left, timeout=left, no_delay=True)
+            self._open.add(connection)
+            try:
+                connection._connect()
+            except OSError as error:
+                self._drop(connection)
+                raise self._no_connection(error, timeout) from None
+        connection.timeout = left
+        if connection.sock is not None:
+            connection.sock.settimeout(left)
+        return connection
+
+    def _drop(self, connection: Client) -> None:
+        self._open.discard(connection)
+        connection.close()
+
+    def _no_connection(self, error: OSError, timeout: float) -> StepFailed:
+        silent = isinstance(error, TimeoutError)
+        if silent:
+            what, advice = f"it did not answer within {rounded(timeout)} s", "It may be hung or far away"
+        elif isinstance(error, socket.gaierror):
+            what, advice = "its name cannot be resolved", "Check the host in the URL"
+        elif isinstance(error, ConnectionRefusedError):
+            what, advice = "nothing listens there", "Start memcached there, or check host and port"
+        else:
+            what, advice = f"no connection came about ({type(error).__name__})", "Check host and port"
+        return self._failed(Unavailable({self.address: what}, advice), error, sent=False, retry=self._ever_answered)
+
+    def _failure(self, error: OSError | MemcacheError, timeout: float) -> StepFailed:
+        """The StepFailed for a command that was sent, and not answered as it should be."""
+        if isinstance(error, TimeoutError):
+            what, advice = f"it did not answer within {rounded(timeout)} s", "It may be hung or far away"
+            failed = self._failed(Unavailable({self.address: what}, advice), error, sent=True, retry=True)
+            failed.silent = True
+            return failed
+        text = printable(str(error.args[0] if error.args else error))[:80]
+        if isinstance(error, MemcacheUnknownCommandError):
+            what = f"the meta commands of memcached 1.6 at {self.address}"
+            return self._failed(Unsupported(what, "update the server, or use redis://"), error, sent=False, retry=False)
+        if isinstance(error, MemcacheServerError):
+            full = "out of memory" in str(error)
+            what, advice = (
+                ("it is out of memory", "Give it more (-m)") if full else (f"it answered {text}", "See its log")
+            )
+            return self._failed(Unavailable({self.address: what}, advice), error, sent=not full, retry=True)
+        if isinstance(error, MemcacheClientError):
+            return self._failed(Unavailable({self.address: f"it answered {text}"}, "See its log"), error, sent=True)
+        failed = self._failed(
+            Unavailable({self.address: "the connection was lost"}, _KEEP_ALIVE), error, sent=True, retry=True
+        )
+        failed.connection_broke = True
+        return failed
+
+    def _failed(self, error: HoldfastError, cause: Exception, *, sent: bool, retry: bool = False) -> StepFailed:
+        failed = StepFailed(error, sent=sent, retry=retry, ever_answered=self._ever_answered)
+        cause.__traceback__ = None
+        failed.__cause__ = cause
+        return failed
+
+    # What a driver asks of its shared connection.
+
+    def listen(self, timeout: float, keys: tuple[str, ...]) -> bool:
+        return False
+
+    def start(self) -> None:
+        """Nothing: there is no thread beside the keeper."""
+
+    def count_connections(self) -> tuple[int, int]:
+        """Open connections, and idle ones."""
+        return len(self._open), len(self._idle)
+
+    def load(self) -> tuple[list[Any], int]:
+        return [], 0
+
+    def close(self) -> None:
+        self._closed = True
+        self._idle.clear()
+        for connection in list(self._open):
+            self._drop(connection)
+
+    def forget(self) -> None:
+        """In a forked child: begin again, and leave the parent's sockets alone."""
+        self._inherited.append(self._open)
+        self._open, self._idle = set(), deque()
+        self._items.forget()
+
+
+def _perform(connection: Client, command: Command) -> Any:
+    """The reply to one command, as its words: b"STORED", or data and cas."""
+    name, key, *rest = command.args
+    if name == "add":
+        _, seconds, data = rest
+        return b"STORED" if connection.add(key, str(data), int(seconds), noreply=False) else b"NOT_STORED"
+    if name == "cas":
+        _, seconds, cas, data = rest
+        stored = connection.cas(key, str(data), str(cas), int(seconds), noreply=False)
+        return {True: b"STORED", False: b"EXISTS", None: b"NOT_FOUND"}[stored]
+    if name == "gets":
+        data, cas = connection.gets(key)
+        return None if cas is None else [bytes(data), int(cas)]
+    assert name == "md"
+    return connection.raw_command(" ".join(("md", str(key), *map(str, rest)))).partition(b" ")[0]

@@ -1,0 +1,66 @@
+"""Engines that are no Redis: each is imported when a URL names it, because it needs a library of its own.
+
+A driver for asyncio has three parts of an engine: one for callers, one for the keeper, one for dedicated connections.
+Engines that have only the first use what is here for the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from holdfast.url import Location
+
+
+def resolve_other(location: Location) -> Any:
+    """The target of etcd or memcached; None if the URL names a Redis."""
+    if location.engine == "etcd":
+        from holdfast.engines.etcd.target import resolve_etcd
+
+        return resolve_etcd(location)
+    if location.engine == "memcached":
+        from holdfast.engines.memcached.target import resolve_memcached
+
+        return resolve_memcached(location)
+    return None
+
+
+class Connection:
+    """One connection, for statistics."""
+
+    lost = tracking = False
+
+    def speaks_resp3(self) -> bool:
+        return False
+
+
+class Standby:
+    """The engine as its keeper uses it: the pool of connections is the same."""
+
+    backlog: tuple[Any, ...] = ()
+
+    def __init__(self, engine: Any) -> None:
+        self.submit, self.call_each, self.listen, self.expire = (
+            *(engine.submit, engine.call_each),
+            *(engine.listen, engine.expire),
+        )
+
+    def connections(self) -> list[Any]:
+        return []
+
+    def move_to(self, loop: asyncio.AbstractEventLoop) -> None: ...
+    def forget(self) -> None: ...
+    async def close(self) -> None: ...
+
+
+class NoDedicated:
+    """There are no dedicated connections: only recipes of Redis need them."""
+
+    idle: tuple[Any, ...] = ()
+
+    def connections(self) -> list[Any]:
+        return []
+
+    def move_to(self, loop: asyncio.AbstractEventLoop) -> None: ...
+    def forget(self) -> None: ...
+    async def close_all(self) -> None: ...

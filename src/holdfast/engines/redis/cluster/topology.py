@@ -1,0 +1,236 @@
+"""Which node of a cluster serves which slot, and which channels are subscribed to where. Both faces share it.
+
+The map of slots is a hint. Every node knows which slots are its own, and refuses a step for another slot before it
+runs. So a map that is wrong costs time, never safety. These interleavings decide how it is kept:
+
+- MOVED: the step did not run, so it is sent again, to the node that was named. That slot is corrected in the map at
+  once; the whole map is read soon, because slots seldom move alone.
+- A map older than the MOVED: a node that has not heard of the change yet may answer CLUSTER SLOTS. Then the next step
+  for that slot is redirected once more. MOST_REDIRECTIONS bounds this, and two nodes that name each other: after that
+  the step fails, unsent, and the protocol tries again after a pause.
+- ASK: the slot is moving, and this key has moved. Only this step goes to the other node, behind ASKING on the same
+  connection, and with the source of its script, since that node may not know it. The map stays.
+- TRYAGAIN: the slot is moving, and of the step's keys some have moved. The step did not run; the protocol tries again.
+  As every lock has keys that do not exist, this is the answer to most steps until the slot has moved. A renewal has one
+  key, so a holder keeps its lease meanwhile.
+- A lost reply, then MOVED: the step may have run on the old node, and its keys may have moved since, or were lost in a
+  failover. The engine reports the lost reply; the protocol sends the step again with the same token, as it does on a
+  single server, and every step is idempotent by its token.
+- An old primary that is cut off accepts writes until it notices (cluster-node-timeout). These are lost. This is the
+  limit of asynchronous replication, which docs/guarantees.md states; the fence protects what the lock guards.
+- A node that is gone: connecting fails or times out. The map is read from another node, at most every REFRESH_EVERY.
+- A new client in a process that has used this cluster before *assumes* the map that was read last, until a node has
+  answered it. If its first step fails instead, it reads the map, as the first client did.
+
+Channels. A slot's channel is subscribed to on the slot's node. If the slot moves, the server ends the subscription
+(``sunsubscribe``) and the next map moves the wish to the new node, which subscribes in the background; then all waiters
+look. A waiter that asks meanwhile keeps its place in the queue, without a channel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import monotonic
+from typing import Final, Generic, Protocol, TypeVar
+
+from holdfast.engines.redis.channels import ShardChannels
+from holdfast.engines.redis.cluster.redirection import Address, Redirection
+from holdfast.engines.redis.target import Target
+from holdfast.names import SLOTS, slot_of, tag_of
+from holdfast.protocol.wait.notifications import NotificationRouter
+from holdfast.protocol.wait.waiting import NO_CHANNEL
+
+MOST_REDIRECTIONS: Final = 5
+REFRESH_EVERY: Final = 0.1  # seconds, at least
+LONGEST_ASK: Final = 1.0  # seconds that one node has to answer CLUSTER SLOTS
+_KEEP_ABSENT: Final = 60.0  # seconds after which a node without slots is closed
+
+Ranges = list[tuple[int, int, Address]]  # first slot, last slot, primary
+_MOST_REMEMBERED: Final = 16
+_remembered: Final[dict[tuple[Address, ...], Ranges]] = {}  # the map that this process has read last, by seeds
+
+
+class Node(Protocol):
+    """One node of a cluster, with the engines of a single server."""
+
+    address: Address
+    channels: ShardChannels
+    failed_at: float  # when it last failed; 0: never
+    absent_since: float | None  # since when no map has it
+
+    def resubscribe(self) -> None: ...
+    def trust(self) -> None: ...
+    def retire(self) -> None: ...
+
+
+N = TypeVar("N", bound=Node)
+
+
+class Topology(Generic[N]):
+    """The nodes of one cluster, by slot. Any thread may read; single operations change it."""
+
+    def __init__(
+        self, target: Target, router: NotificationRouter, new_node: Callable[[Topology[N], Address], N]
+    ) -> None:
+        self.target = target
+        self.router = router
+        self._new_node = new_node
+        self.nodes: dict[Address, N] = {}
+        self.owners: list[N | None] = [None] * SLOTS
+        self.known = False  # whether a node has sent us the map, or answered a step by an assumed one
+        self.stale = True  # whether the map should be read; if it is neither stale nor known, it is assumed
+        self.refresh_at = 0.0  # not before
+        self._channels: dict[int, str] = {}  # by slot
+        router.shards = self
+        router.crowd.slot_of = slot_of
+        for address in target.seeds:
+            self.node_at(address)
+        if remembered := _remembered.get(target.seeds):
+            self.owners, self.stale = self._owners_in(remembered), False
+
+    def node_at(self, address: Address) -> N:
+        node = self.nodes.get(address)
+        if node is None:
+            node = self.nodes.setdefault(address, self._new_node(self, address))
+            if self.known:
+                node.trust()
+        return node
+
+    def _remapped(self, address: Address) -> Address:
+        return address if self.target.remap is None else self.target.remap(address)
+
+    # The map.
+
+    def is_current(self) -> bool:
+        """Whether the map is not assumed, and need not be read again."""
+        return self.known and not self.stale
+
+    def is_due(self) -> bool:
+        """Whether to read the map now; if so, the next time is not before REFRESH_EVERY."""
+        now = monotonic()
+        if self.known and now < self.refresh_at:
+            return False
+        self.refresh_at = now + REFRESH_EVERY
+        return True
+
+    def candidates(self) -> list[N]:
+        """Whom to ask for the map: the node that failed last comes last."""
+        return sorted(self.nodes.values(), key=lambda node: node.failed_at)
+
+    def install(self, ranges: Ranges) -> None:
+        """A new map has been read."""
+        self.owners = self._owners_in(ranges)
+        self.confirm()
+        self.stale = False
+        self._move_channels()
+        self._retire_absent({self._remapped(address) for _, _, address in ranges})
+        _remembered[self.target.seeds] = ranges
+        while len(_remembered) > _MOST_REMEMBERED:
+            _remembered.pop(next(iter(_remembered)), None)
+
+    def _owners_in(self, ranges: Ranges) -> list[N | None]:
+        owners: list[N | None] = [None] * SLOTS
+        for first, last, address in ranges:
+            owners[first : last + 1] = [self.node_at(self._remapped(address))] * (last + 1 - first)
+        return owners
+
+    def confirm(self) -> None:
+        """A node has answered: the map is ours, and a node that cannot be reached now may be reached later."""
+        self.known = True
+        for node in list(self.nodes.values()):
+            node.trust()
+
+    def follow(self, redirection: Redirection) -> N:
+        """The node to which a step was redirected. MOVED also corrects the map."""
+        node = self.node_at(self._remapped(redirection.address))
+        if not redirection.asking:
+            self.owners[redirection.slot] = node
+            self.stale = True
+            self._move_channels()
+        return node
+
+    def note_failure(self, node: N) -> None:
+        """A node could not be used: read the map again, from another one."""
+        node.failed_at = monotonic()
+        self.stale = True
+
+    def note_moved(self) -> None:
+        """A slot has moved: let its waiters ask, which reads the map again."""
+        self.stale = True
+        self.router.look_again()
+
+    def _retire_absent(self, present: set[Address]) -> None:
+        now = monotonic()
+        for address, node in list(self.nodes.items()):
+            if address in present or address in self.target.seeds:
+                node.absent_since = None
+            elif node.absent_since is None:
+                node.absent_since = now
+            elif now - node.absent_since > _KEEP_ABSENT:
+                self.nodes.pop(address, None)
+                node.retire()
+
+    # Channels.
+
+    def channel_of(self, keys: tuple[str, ...]) -> str:
+        """The channel of the first key, if those of all keys are subscribed to; else ""."""
+        for key in keys[1:]:
+            if self.channel_in(slot_of(key)) == NO_CHANNEL:
+                return ""
+        slot = slot_of(keys[0])
+        owner = self.owners[slot]
+        return owner.channels.armed.get(slot, "") if owner is not None else ""
+
+    def channel_in(self, slot: int) -> str:
+        """The channel of this slot, or NO_CHANNEL if it is not subscribed to."""
+        owner = self.owners[slot]
+        return owner.channels.armed.get(slot, NO_CHANNEL) if owner is not None else NO_CHANNEL
+
+    def want(self, keys: tuple[str, ...]) -> list[N]:
+        """Wish for the channels of these keys; the nodes that must subscribe to one."""
+        nodes: dict[int, N] = {}
+        for key in keys:
+            slot = slot_of(key)
+            owner = self.owners[slot]
+            if owner is not None and slot not in owner.channels.armed:
+                # Any tag of this slot will do, as long as this client always uses the same one.
+                owner.channels.want(slot, self._channels.setdefault(slot, self._named(key)))
+                nodes[id(owner)] = owner
+        return list(nodes.values())
+
+    def _named(self, key: str) -> str:
+        """The name of a channel in the slot of this key."""
+        prefix = self.router.channel
+        if "{" in prefix:  # of the namespace: a whole hash tag there decides on the slot of all keys
+            if slot_of(prefix) == slot_of(key):
+                return prefix
+            prefix = prefix[: prefix.index("{")] + prefix[prefix.rindex("holdfast:") :]
+        return f"{prefix}:{{{tag_of(key)}}}"
+
+    def slots_waited_for(self) -> set[int]:
+        return set(map(slot_of, self.router.keys_waited_for()))
+
+    def _move_channels(self) -> None:
+        """Subscribe to the channels of slots that have moved, on their new nodes."""
+        moved = [
+            (node, slot, channel)
+            for node in list(self.nodes.values())
+            for slot, channel in list(node.channels.wanted.items())
+            if self.owners[slot] is not node and self.owners[slot] is not None
+        ]
+        waited_for = self.slots_waited_for() if moved else set()
+        newly: dict[int, N] = {}
+        for node, slot, channel in moved:
+            node.channels.drop(slot)
+            owner = self.owners[slot]
+            if owner is not None and slot in waited_for:
+                owner.channels.want(slot, channel)
+                newly[id(owner)] = owner
+        for owner in newly.values():
+            owner.resubscribe()
+
+    def forget(self) -> None:
+        """In a forked child, or a new event loop: no channel is subscribed to."""
+        self._channels.clear()
+        for node in self.nodes.values():
+            node.channels.forget()

@@ -1,0 +1,396 @@
+"""Turns what ``connect`` was given into a way to open connections to that server.
+
+Connections are objects of redis-py, made with the settings of the user's client (TLS, credentials, database), but not
+taken from its pool: its pool is never drained, its retries never send a step twice, and its decoding does not matter.
+They start with RESP2, whatever the user's client uses.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import encodings.idna  # noqa: F401 (else the first host look-up imports it, and a fork at that moment hangs the child)
+import inspect
+import os
+import re
+import socket
+import sys
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from types import ModuleType
+from typing import Any, Final, NamedTuple, TypeAlias
+
+from holdfast.engines import greenlets
+from holdfast.engines.capabilities import require
+from holdfast.engines.local.server import ensure
+from holdfast.engines.others import resolve_other
+from holdfast.engines.redis.sentinel import Node, Sentinels
+from holdfast.errors import InvalidConfig, LocalOnlyWarning, Unavailable
+from holdfast.lua import SCRIPTS, SHARDED, Script
+from holdfast.url import Location, locate, redact
+
+_FILES: Final = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
+# In seconds; TCP_USER_TIMEOUT in ms: how long sent data may stay unacknowledged.
+_KEEP_ALIVE: Final = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 20_000}
+_MOST_READS: Final = 256  # of 64 KiB at most, for one handshake
+
+_told = False
+
+Remap: TypeAlias = Callable[[tuple[str, int]], tuple[str, int]]
+
+
+class Target(NamedTuple):
+    """How to open a connection: a class of redis-py, its settings, and what must run first.
+
+    ``prepare(timeout)`` gives further settings: where the server is now. Under asyncio it is a coroutine function.
+    """
+
+    address: str
+    connection_class: type[Any]
+    settings: dict[str, Any]
+    prepare: Callable[[float], Any] | None = None
+    starts_server: bool = False  # prepare may take as long as a server needs to start
+    tls: bool = False
+    sentinels: Sentinels | None = None
+    engine: str = "redis"  # in ENGINES
+    replicas: int = 0  # how many must have a grant before it counts
+    passes: bool = True  # it sets fences aside, so that a lease can be passed on within a process
+    fenced: bool = True  # it gives out fences
+    keys_expire: bool = True  # a key that is not renewed ends by itself
+    scripts: Mapping[str, Script] = SCRIPTS
+    seeds: tuple[tuple[str, int], ...] = ()  # some nodes, if it is a cluster
+    remap: Remap | None = None  # from the address that a node gives itself to the one that we use
+
+    def __repr__(self) -> str:
+        return f"<Target {self.address}>"  # the settings contain a password, and tracebacks may show locals
+
+    def node(self, host: str, port: int) -> Target:
+        """How to open a connection to this node of a cluster."""
+        place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        return self._replace(
+            address=f"{place} of {self.address}",
+            settings={**self.settings, "host": host, "port": port},
+            scripts=SHARDED,
+            seeds=(),
+        )
+
+    @property
+    def where(self) -> str:
+        """Its address for errors, with the primary that was found last."""
+        if self.sentinels is None or self.sentinels.primary.endpoint is None:
+            return self.address
+        host, port = self.sentinels.primary.endpoint
+        return f"{self.address} (primary {host}:{port})"
+
+    def recheck(self) -> None:
+        """Before a step: find out about a failover, if that was not asked for a second."""
+        if self.sentinels is not None and self.sentinels.is_recheck_due():
+            self.sentinels.recheck()
+
+    def on_move(self, drop_others: Callable[[], None]) -> None:
+        """Have that called when another server has become the primary."""
+        if self.sentinels is not None:
+            self.sentinels.primary.on_move.append(drop_others)
+
+    def refuse_old_primary(self, connection: Any) -> None:
+        """Raise ConnectionResetError if another server has taken over: what the old one answers counts for nothing."""
+        if self.sentinels is not None and not self.sentinels.is_primary(connection):
+            raise ConnectionResetError("another server has become the primary")
+
+    def prepared(self, timeout: float) -> tuple[dict[str, Any], float]:
+        """What ``prepare`` says, and the time that is left to connect."""
+        if self.prepare is None:
+            return {}, timeout
+        until = time.monotonic() + timeout
+        extra = self.prepare(timeout / 2)
+        return extra, timeout if self.starts_server else max(timeout / 2, until - time.monotonic())
+
+    def connect(self, connection: Any) -> None:
+        """Let redis-py connect and shake hands."""
+        try:
+            connection.connect()
+            if self.sentinels is not None:
+                self.sentinels.check(connection)
+        except BaseException:
+            connection.disconnect()  # redis-py only does so for its own errors
+            raise
+
+    def connection(self, timeout: float, extra: dict[str, Any]) -> Any:
+        for option in _FILES:
+            path = self.settings.get(option)
+            if path and not os.path.exists(path):
+                raise Unavailable(
+                    {self.address: f"{option} names a file that does not exist: {path}"}, "Check the path"
+                )
+        connection = self.connection_class(
+            **{**self.settings, **extra, "socket_timeout": timeout, "socket_connect_timeout": timeout}
+        )
+        connection.set_parser(_limited(connection._parser.__class__))
+        return connection
+
+
+@lru_cache
+def _limited(parser_class: Any) -> Any:
+    """A parser class of redis-py with a limit on the length of the handshake's replies."""
+    from redis.exceptions import InvalidResponse
+
+    class Limited(parser_class):  # type: ignore[misc]
+        reads = 0
+
+        def read_from_socket(self, *args: Any, **kwargs: Any) -> Any:  # a coroutine under asyncio
+            self.reads += 1
+            if self.reads > _MOST_READS:
+                raise InvalidResponse("a reply of the handshake is too long")
+            return super().read_from_socket(*args, **kwargs)
+
+    Limited.__module__ = parser_class.__module__  # so that its reference cycles count as those of redis-py
+    return Limited
+
+
+def resolve(target: object, *, aio: bool, replicas: int | None = None, fence_floor: int | None = None) -> Any:
+    """The server that ``connect(target)`` names: a Target, or another engine's. Options replace those of the URL."""
+    greenlets.refuse_eventlet()
+    if target is None:
+        target = os.environ.get("HOLDFAST_URL") or _fall_back_to_local()
+    found: Any
+    if isinstance(target, str):
+        location = locate(target)
+        found = resolve_other(location) or _resolve_url(location, target, _flavour(aio))
+    else:
+        found = _resolve_client(target, aio)
+    if replicas is not None:
+        found = found._replace(replicas=replicas)
+    if found.replicas:
+        require("replicas", engine=found.engine, address=found.address)
+    if fence_floor is not None:
+        require("fence_floor", engine=found.engine, address=found.address)
+        found = found._replace(fence_floor=fence_floor)
+    return found
+
+
+def _fall_back_to_local() -> str:
+    global _told  # noqa: PLW0603 (once per process)
+    if not _told:
+        _told = True
+        level, frame = 1, sys._getframe()
+        while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] == "holdfast":
+            level, frame = level + 1, frame.f_back  # up to the caller of Holdfast
+        warnings.warn(
+            "no server was named, so an embedded one on this machine is used (local://): locks reach no further than "
+            "this machine. Name a server in HOLDFAST_URL or connect(url), or name local:// to silence this",
+            LocalOnlyWarning,
+            stacklevel=level,
+        )
+    return "local://"
+
+
+def _is_aio(flavour: ModuleType) -> bool:
+    return flavour.__name__ == "redis.asyncio.connection"
+
+
+def _flavour(aio: bool) -> ModuleType:
+    if aio:
+        import redis.asyncio.connection as flavour
+    else:
+        import redis.connection as flavour  # type: ignore[no-redef]
+    return flavour
+
+
+def _resolve_url(location: Location, url: str, flavour: ModuleType) -> Target:
+    if location.engine == "local":
+        return _resolve_local(location, flavour)
+    target = _target(location.address, *_parse(location.redis_url, url, flavour), flavour)
+    if location.engine == "cluster":
+        target = target._replace(engine="cluster", seeds=location.hosts)
+    if location.engine == "sentinel":
+        sentinel_class, settings = _parse(location.sentinel_url, url, flavour)
+        nodes = [
+            _node(sentinel_class, {**settings, "host": host, "port": port}, flavour) for host, port in location.hosts
+        ]
+        target = _behind(Sentinels(location.service, nodes), target, flavour)
+    return target._replace(replicas=location.replicas or 0)
+
+
+def _resolve_local(location: Location, flavour: ModuleType) -> Target:
+    directory = location.directory
+
+    def prepare(_: float) -> dict[str, Any]:
+        return {"path": ensure(directory)}
+
+    async def prepare_async(timeout: float) -> dict[str, Any]:
+        return await asyncio.to_thread(prepare, timeout)
+
+    return Target(
+        location.address,
+        flavour.UnixDomainSocketConnection,
+        _cleaned({}, flavour),
+        prepare_async if _is_aio(flavour) else prepare,
+        starts_server=True,
+        engine="local",
+    )
+
+
+def _parse(redis_url: str, url: str, flavour: ModuleType) -> tuple[type[Any], dict[str, Any]]:
+    """The class and settings of redis-py for that part of the user's URL."""
+    try:
+        settings = dict(flavour.parse_url(redis_url))
+    except ValueError as error:
+        # The text may quote the URL with its password, so only the name of the option is taken from it.
+        named = re.search(r"value for '(\w+)'", str(error))
+        problem = f"the value of {named[1]} cannot be read" if named else "it cannot be read"
+        raise InvalidConfig(f"URL {redact(url)!r}", problem) from None
+    connection_class = settings.pop("connection_class", flavour.Connection)
+    try:
+        connection_class(**_cleaned(settings, flavour))  # opens nothing, but checks the options
+    except TypeError as error:
+        # If there are credentials among the options, the unknown option may be a part of them, not percent-encoded.
+        secret = re.search(r"[?&][^=&]*(password|username)", url)
+        option = "one of its options" if secret else str(error).rpartition("argument ")[2]
+        raise InvalidConfig(f"URL {redact(url)!r}", f"{option} is no option of a connection") from None
+    return connection_class, settings
+
+
+def _behind(sentinels: Sentinels, target: Target, flavour: ModuleType) -> Target:
+    """The same target, whose server is whichever the Sentinels name."""
+    return target._replace(
+        prepare=sentinels.find_async if _is_aio(flavour) else sentinels.find, sentinels=sentinels, engine="sentinel"
+    )
+
+
+def _node(connection_class: type[Any], settings: dict[str, Any], flavour: ModuleType) -> Node:
+    return Node(f"{settings['host']}:{settings['port']}", connection_class, _cleaned(settings, flavour))
+
+
+def _resolve_client(client: object, aio: bool) -> Target:
+    import redis
+    import redis.asyncio
+    import redis.asyncio.cluster
+    import redis.asyncio.sentinel
+    import redis.cluster
+    import redis.sentinel
+
+    blocking, awaited = (redis.Redis, redis.cluster.RedisCluster), (redis.asyncio.Redis, redis.asyncio.RedisCluster)
+    wanted, other = (awaited, blocking) if aio else (blocking, awaited)
+    if isinstance(client, other):
+        here, there = (
+            ("holdfast.aio.connect", "holdfast.connect") if aio else ("holdfast.connect", "holdfast.aio.connect")
+        )
+        kind = f"{type(client).__module__}.{type(client).__name__}"
+        raise InvalidConfig(f"{here}({kind})", f"hand this client to {there} instead")
+    if isinstance(client, wanted[1]):
+        return _resolve_cluster_client(client, _flavour(aio))
+    if not isinstance(client, wanted):
+        raise InvalidConfig(
+            f"connect({type(client).__name__})",
+            "give a URL, a redis client, or nothing for an embedded server",
+        )
+    assert isinstance(client, wanted[0])
+    pool = client.connection_pool
+    settings = dict(pool.connection_kwargs)
+    connection_class = pool.connection_class
+    if connection_class.__module__.split(".")[0] == "fakeredis":
+        raise InvalidConfig(
+            f"connect({type(client).__name__})",
+            "fakeredis has no server to connect to: use connect('local://') in tests, which starts a real one",
+        )
+    if isinstance(pool, (redis.sentinel.SentinelConnectionPool, redis.asyncio.sentinel.SentinelConnectionPool)):
+        return _resolve_sentinel_client(pool, _flavour(aio))
+    return _target(_address(settings), connection_class, settings, _flavour(aio))
+
+
+def _resolve_cluster_client(client: Any, flavour: ModuleType) -> Target:
+    """The nodes that a RedisCluster knows, and its settings."""
+    manager = client.nodes_manager
+    nodes = list(
+        {node.name: node for node in (*manager.startup_nodes.values(), *manager.nodes_cache.values())}.values()
+    )
+    if _is_aio(flavour):
+        connection_class, settings = nodes[0].connection_class, dict(nodes[0].connection_kwargs)
+    else:
+        pool = nodes[0].redis_connection or manager.create_redis_node("localhost", 6379, **manager.connection_kwargs)
+        connection_class, settings = pool.connection_pool.connection_class, dict(pool.connection_pool.connection_kwargs)
+    for option in ("host", "port", "response_callbacks", "db"):
+        settings.pop(option, None)
+    seeds = tuple((node.host, int(node.port)) for node in nodes)
+    where = ",".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in seeds)
+    tls = issubclass(connection_class, flavour.SSLConnection)
+    target = _target(f"{'rediss' if tls else 'redis'}+cluster://{where}", connection_class, settings, flavour)
+    return target._replace(engine="cluster", seeds=seeds, remap=manager.address_remap)
+
+
+def _resolve_sentinel_client(pool: Any, flavour: ModuleType) -> Target:
+    """The Sentinels and the service of a client that ``master_for`` has made."""
+    if not pool.is_master:
+        raise InvalidConfig(f"connect(a replica of {pool.service_name!r})", "a replica refuses writes: use master_for")
+    manager, settings = pool.sentinel_manager, dict(pool.connection_kwargs)
+    for option in ("connection_pool", "host", "port"):
+        settings.pop(option, None)
+    tls = issubclass(pool.connection_class, flavour.SSLConnection)
+    nodes = [
+        _node(sentinel.connection_pool.connection_class, dict(sentinel.connection_pool.connection_kwargs), flavour)
+        for sentinel in manager.sentinels
+    ]
+    where, scheme = ",".join(node.address for node in nodes), "rediss+sentinel" if tls else "redis+sentinel"
+    target = _target(
+        f"{scheme}://{where}/{pool.service_name}/{settings.get('db') or 0}",
+        flavour.SSLConnection if tls else flavour.Connection,
+        settings,
+        flavour,
+    )
+    sentinels = Sentinels(
+        pool.service_name,
+        nodes,
+        fewest_others=manager.min_other_sentinels,
+        forced_host=getattr(manager, "_force_master_ip", None),  # since redis-py 5.1
+    )
+    return _behind(sentinels, target, flavour)
+
+
+def _target(address: str, connection_class: type[Any], settings: dict[str, Any], flavour: ModuleType) -> Target:
+    kept = _cleaned(settings, flavour)
+    if issubclass(connection_class, flavour.Connection):  # over TCP
+        _keep_alive(kept, flavour)
+    return Target(address, connection_class, kept, tls=issubclass(connection_class, flavour.SSLConnection))
+
+
+def _keep_alive(settings: dict[str, Any], flavour: ModuleType) -> None:
+    """Turn TCP keep-alive on, unless the user has set it.
+
+    A subscriber or an idle connection may be silent for hours, so that a router drops it without notice.
+    """
+    unset = inspect.signature(flavour.Connection.__init__).parameters["socket_keepalive_options"].default
+    if settings.get("socket_keepalive") is False or settings.get("socket_keepalive_options", unset) is not unset:
+        return
+    settings["socket_keepalive"] = True
+    settings["socket_keepalive_options"] = {
+        getattr(socket, option): value for option, value in _KEEP_ALIVE.items() if hasattr(socket, option)
+    }
+
+
+def _address(settings: dict[str, Any]) -> str:
+    if path := settings.get("path"):
+        return f"unix://{path}"
+    return f"redis://{settings.get('host', 'localhost')}:{settings.get('port', 6379)}/{settings.get('db') or 0}"
+
+
+def _cleaned(settings: dict[str, Any], flavour: ModuleType) -> dict[str, Any]:
+    """The user's settings, without those of the pool and of redis-py's own calls."""
+    kept = {
+        option: value
+        for option, value in settings.items()
+        if not option.startswith(("maint_notifications", "oss_cluster_maint", "orig_", "himport", "event_dispatcher"))
+    }
+    kept.update(
+        decode_responses=False,
+        encoding="utf-8",
+        protocol=2,
+        health_check_interval=0,
+        retry=flavour.Retry(flavour.NoBackoff(), 0),
+        retry_on_timeout=False,
+        retry_on_error=[],
+    )
+    # CLIENT SETINFO at connect costs two round trips and needs a permission. How to turn it off depends on the version.
+    known = inspect.signature(flavour.AbstractConnection.__init__).parameters
+    kept.update({"driver_info": None} if "driver_info" in known else {"lib_name": None, "lib_version": None})
+    return kept

@@ -1,0 +1,1 @@
+"""What must hold: each invariant is a function of a history."""

@@ -1,0 +1,1 @@
+"""A trace performed on a real server."""

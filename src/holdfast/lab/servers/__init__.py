@@ -1,0 +1,1 @@
+"""Models of servers in memory: Redis (``store``), and memcached."""

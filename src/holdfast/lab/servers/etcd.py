@@ -1,0 +1,208 @@
+"""An in-memory model of etcd, as far as locks need it, on a clock that its owner moves.
+
+It has the interface of ``store.Store``, so a search can use either. A command is ``etcd <request> <channel>``; the
+request is one of protocol/intents/requests.py: a transaction, a lease that is granted or renewed, or a watch. A watch
+sends ``token ask 1 0`` to the channel of its client when its keys change; if they have changed since its revision, at
+once. As in etcd, it is enough for a cluster that some members answer: what a client sees of a change of leader is a
+request that is late, or has no answer.
+
+What a lock on etcd should know of it:
+
+- Each write has a revision of its own, and a key remembers that of its creation.
+- A lease ends no earlier than its seconds after it was last renewed. All its keys are deleted at one revision.
+- A request that names a lease that is gone fails, and does nothing.
+- Here, a watch sees no key that its lease has ended: a watch may be lost, so nothing may depend on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast.lab.servers.store import START_US
+from holdfast.protocol.intents.requests import (
+    Created,
+    Delete,
+    Found,
+    Get,
+    GrantLease,
+    Item,
+    KeepLease,
+    LeaseLife,
+    Modified,
+    Operation,
+    Put,
+    ReadLease,
+    Txn,
+    TxnResult,
+    Unwatch,
+    Watch,
+)
+
+LEASE_UNKNOWN = b"requested lease not found"
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What etcd answers. Not a tuple, which a search would take for the reply of a script."""
+
+    result: Any
+
+
+class Etcd:
+    """One cluster of etcd, which is always of one mind."""
+
+    def __init__(self, now_us: int = START_US) -> None:
+        self._now_us = now_us
+        self.items: dict[str, Item] = {}
+        self.revision = 1
+        self.leases: dict[int, tuple[int, int]] = {}  # its seconds, and when it ends
+        self.last_lease = 0
+        self.watches: frozenset[tuple[str, Watch]] = frozenset()  # by channel
+        self.outbox: list[tuple[bytes, bytes]] = []
+        self.written: set[bytes] = set()
+        self.subscribed: frozenset[bytes] = frozenset()
+        self.connections: dict[Hashable, object] = {}
+
+    @property
+    def now_us(self) -> int:
+        return self._now_us
+
+    @now_us.setter
+    def now_us(self, now_us: int) -> None:
+        self._now_us = now_us
+        for lease, (_, ends_us) in sorted(self.leases.items()):
+            if ends_us <= now_us:
+                del self.leases[lease]
+                bound = [key for key, item in self.items.items() if item.lease == lease]
+                self.revision += bool(bound)
+                for key in bound:
+                    del self.items[key]
+
+    # What a search looks at.
+
+    @property
+    def values(self) -> dict[bytes, bytes]:
+        return {key.encode(): item.value.encode() for key, item in self.items.items()}
+
+    @property
+    def deadlines(self) -> dict[bytes, int]:
+        """The last millisecond of each key that is bound to a lease."""
+        return {key.encode(): self.leases[item.lease][1] // 1000 - 1 for key, item in self.items.items() if item.lease}
+
+    def execute(self, *words: Any) -> Any:
+        """Carry out one request: its Reply, or that its lease is unknown."""
+        _, request, channel = words
+        result = self._carry_out(request, channel)
+        return result if result == LEASE_UNKNOWN else Reply(result)
+
+    def _carry_out(self, request: Any, channel: str) -> Any:
+        if type(request) is Watch:
+            return self._watch(request, channel)
+        if type(request) is Unwatch:
+            self.watches = frozenset(pair for pair in self.watches if pair[1].token != request.token)
+            return None
+        if type(request) is GrantLease:
+            self.last_lease += 1
+            self.leases[self.last_lease] = request.seconds, self._now_us + request.seconds * 1_000_000
+            return LeaseLife(self.last_lease, request.seconds)
+        if type(request) is KeepLease:
+            seconds, _ = self.leases.get(request.lease, (0, 0))
+            if seconds:
+                self.leases[request.lease] = seconds, self._now_us + seconds * 1_000_000
+            return LeaseLife(request.lease, seconds)
+        if type(request) is ReadLease:
+            _, ends_us = self.leases.get(request.lease, (0, self._now_us))
+            return LeaseLife(request.lease, (ends_us - self._now_us) // 1_000_000)
+        assert type(request) is Txn
+        return self._txn(request)
+
+    def _txn(self, txn: Txn) -> Any:
+        succeeded = all(map(self._holds, txn.compares))
+        operations = txn.then if succeeded else txn.otherwise
+        if any(type(one) is Put and one.lease and one.lease not in self.leases for one in operations):
+            return LEASE_UNKNOWN
+        revision, changed = self.revision + 1, set[str]()
+        results = tuple(self._perform(operation, revision, changed) for operation in operations)
+        if changed:
+            self.revision = revision
+            self._tell(changed)
+        return TxnResult(succeeded, self.revision, results)
+
+    def _holds(self, compare: Created | Modified) -> bool:
+        if type(compare) is Created and compare.end:
+            found = [item for key, item in self.items.items() if compare.key <= key < compare.end]
+            return all(item.created == compare.revision for item in found)
+        item = self.items.get(compare.key)
+        if item is None:
+            return compare.revision == 0
+        return compare.revision == (item.created if type(compare) is Created else item.modified)
+
+    def _perform(self, operation: Operation, revision: int, changed: set[str]) -> Any:
+        if type(operation) is Put:
+            old = self.items.get(operation.key)
+            created = revision if old is None else old.created
+            self.items[operation.key] = Item(operation.key, operation.value, created, revision, operation.lease)
+            changed.add(operation.key)
+            return None
+        if type(operation) is Delete:
+            there = self.items.pop(operation.key, None)
+            if there is not None:
+                changed.add(operation.key)
+            return int(there is not None)
+        assert type(operation) is Get
+        if not operation.end:
+            return Found(*((self.items[operation.key],), 1) if operation.key in self.items else ((), 0))
+        found = [item for key, item in self.items.items() if operation.key <= key < operation.end]
+        items = [item for item in found if not operation.created_before or item.created < operation.created_before]
+        order = (lambda item: item.key) if operation.keys_only else (lambda item: (item.created, item.key))
+        items.sort(key=order, reverse=operation.newest_first)
+        return Found(tuple(items[: operation.limit or None]), len(found))
+
+    # Watches.
+
+    def _watch(self, watch: Watch, channel: str) -> None:
+        self.subscribed |= {channel.encode()}
+        self.watches = frozenset(pair for pair in self.watches if pair[1].token != watch.token)
+        there = [item for key, item in self.items.items() if _covers(watch, key)]
+        if not there or (watch.puts and any(item.modified >= watch.revision for item in there)):
+            self._send(channel, watch)  # it has changed since
+        else:
+            self.watches |= {(channel, watch)}
+
+    def _tell(self, changed: set[str]) -> None:
+        for channel, watch in sorted(self.watches):
+            if any(_covers(watch, key) and (watch.puts or key not in self.items) for key in changed):
+                self.watches -= {(channel, watch)}
+                self._send(channel, watch)
+
+    def _send(self, channel: str, watch: Watch) -> None:
+        self.outbox.append((channel.encode(), f"{watch.token} ask 1 0".encode()))
+
+    def remove(self, key: bytes) -> bool:
+        """Delete a key by hand."""
+        there = self.items.pop(key.decode(), None) is not None
+        self.revision += there
+        return there
+
+    def copy(self) -> Etcd:
+        """A cluster that behaves the same and shares nothing that can change."""
+        twin = Etcd(self._now_us)
+        twin.items, twin.leases = self.items.copy(), self.leases.copy()
+        twin.revision, twin.last_lease, twin.watches = self.revision, self.last_lease, self.watches
+        twin.outbox, twin.written = self.outbox.copy(), self.written.copy()
+        twin.subscribed = self.subscribed
+        return twin
+
+    def fingerprint(self) -> Hashable:
+        """Equal for clusters that behave the same from now on."""
+        return (
+            frozenset(self.items.values()),
+            frozenset((lease, seconds, ends - self._now_us) for lease, (seconds, ends) in self.leases.items()),
+            *(self.revision, self.last_lease, self.watches, self.subscribed),
+        )
+
+
+def _covers(watch: Watch, key: str) -> bool:
+    return watch.key <= key < watch.end if watch.end else key == watch.key

@@ -1,0 +1,105 @@
+"""Protocols on a model of etcd: each step is carried out by its program, request by request.
+
+``expanded`` stands between a protocol and the machine that runs it. The requests of a program are calls of their own,
+so a search can lose, delay and repeat each of them, and let other clients act between any two. This is what the engine
+for etcd does over HTTP, with the same programs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any
+
+from holdfast.lab.servers.etcd import LEASE_UNKNOWN
+from holdfast.protocol.effects import Call, CallEach, Command, Effects, StepFailed, clock
+from holdfast.protocol.intents.programs import can_join, joint_program, program_of
+from holdfast.protocol.intents.requests import Answer, LeaseGone, Program, Unwatch, Watch
+from holdfast.protocol.intents.session import Session
+
+if TYPE_CHECKING:
+    from holdfast.lab.simulation.machine import Machine
+
+
+def use_etcd(machine: Machine) -> None:
+    """Let all that this machine will run act on etcd."""
+    machine.session = Session()
+    machine.router.armed = True
+    machine.registry.keys_expire = False
+
+
+def expanded(routine: Any, session: Session, channel: str) -> Generator[Any, Any, Any]:
+    """The same routine, with the requests of programs in place of steps."""
+    advance: Any = routine.send
+    value: Any = None
+    try:
+        while True:
+            try:
+                effect = advance(value)
+            except StopIteration as stop:
+                return stop.value
+            try:
+                if isinstance(effect, Call):
+                    value = yield from _run_one(effect, session, channel)
+                elif isinstance(effect, CallEach):
+                    value = yield from _run_each(effect, session, channel)
+                else:
+                    value = yield effect
+                advance = routine.send
+            except GeneratorExit:
+                raise
+            except BaseException as error:
+                advance, value = routine.throw, error
+    finally:
+        routine.close()
+
+
+def _run_one(effect: Call, session: Session, channel: str) -> Effects[Any]:
+    program = program_of(session, effect.step, (yield from clock()))
+    return (yield from _run(program, effect.timeout, effect.shielded, channel))
+
+
+def _run_each(effect: CallEach, session: Session, channel: str) -> Effects[list[Any]]:
+    now = yield from clock()
+    if can_join(effect.steps):
+        try:
+            replies: list[Any] = yield from _run(
+                joint_program(session, effect.steps, now), effect.timeout, False, channel
+            )
+        except StepFailed as failed:
+            return [failed] * len(effect.steps)
+        return replies
+    replies = []
+    for step in effect.steps:
+        try:
+            replies.append((yield from _run(program_of(session, step, now), effect.timeout, False, channel)))
+        except StepFailed as failed:
+            replies.append(failed)
+    return replies
+
+
+def _run(program: Program, timeout: float, shielded: bool, channel: str) -> Effects[Any]:
+    advance: Any = program.send
+    value: Any = None
+    sent = False
+    try:
+        while True:
+            request = advance(value)
+            advance = program.send
+            asked_at = yield from clock()
+            try:
+                reply = yield Call(Command(("etcd", request, channel)), timeout, shielded)
+            except StepFailed as failed:
+                if isinstance(request, Watch | Unwatch):
+                    value = None  # it is lost, and nothing may depend on it
+                    continue
+                failed.sent = failed.sent or sent
+                raise
+            sent = True
+            if reply == LEASE_UNKNOWN:
+                advance, value = program.throw, LeaseGone()
+            else:
+                value = None if isinstance(request, Watch | Unwatch) else Answer(asked_at, reply.result)
+    except StopIteration as done:
+        return done.value
+    finally:
+        program.close()

@@ -1,0 +1,74 @@
+"""The locks on etcd: those of production, on a model of etcd."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any, Final
+
+from holdfast.lab.search.state import Config
+from holdfast.lab.servers.etcd import Etcd
+from holdfast.lab.subjects.pools import rwlock_config, semaphore_config
+from holdfast.lab.subjects.rows import fenced_config
+from holdfast.protocol.intents.layout import is_writer, kind_of, name_of, queue_of, token_of
+
+# An etcd lease lasts a quarter longer than the ttl, and is a whole number of seconds.
+_LONGER_US: Final = 2_000_000
+
+
+class _Queue:
+    """What a search reads of the intents of one name."""
+
+    has_owner = False
+    in_turn = True
+
+    def __init__(self, name: str, *, permits: int = 1) -> None:
+        self._range = queue_of(name)
+        self._permits = permits
+
+    def is_free(self, store: Etcd, name: str | None) -> bool:
+        intents = sorted(
+            (item for key, item in store.items.items() if self._range.key <= key < self._range.end),
+            key=lambda item: item.created,
+        )
+        before = intents
+        for place, item in enumerate(intents):
+            if name is not None and token_of(item).startswith(f"{name}-"):
+                before = intents[:place]
+                if kind_of(item.key) == "rwlock" and not is_writer(item):
+                    return not any(map(is_writer, before))
+                break
+        return len(before) < self._permits
+
+    def is_blocked_by(self, store: Etcd, name: str) -> bool:
+        return any(
+            token_of(item).startswith(f"{name}-")
+            for key, item in store.items.items()
+            if self._range.key <= key < self._range.end
+        )
+
+
+def etcd_config(make: Callable[..., Config] = fenced_config, *, permits: int = 1, **bounds: Any) -> Config:
+    """A lock on etcd; ``make`` gives the same lock on Redis."""
+    config = make(**bounds)
+
+    def make_lock(driver: Any) -> Any:
+        lock = config.make_lock(driver)
+        lock._options = replace(lock._options, passes=False)
+        return lock
+
+    # A waiter asks every half second, so a key that its lease has ended is noticed within that time.
+    return config._replace(
+        make_lock=make_lock,
+        new_store=Etcd,
+        view=_Queue(name_of(config.key), permits=permits),
+        queue="",
+        idle_us=700_000,
+        newcomer_us=config.newcomer_us + _LONGER_US,
+    )
+
+
+# Two clients: a step is several requests, so three have more runs without a fault than can be explored in a minute.
+SEMAPHORE: Final = partial(etcd_config, semaphore_config, permits=2, clients=2)
+RWLOCK: Final = partial(etcd_config, rwlock_config, clients=2)

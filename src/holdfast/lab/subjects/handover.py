@@ -1,0 +1,85 @@
+"""Holds that are handed over: some clients of a row give their hold away by a ticket, and some look for a ticket before
+they acquire.
+
+A ticket is posted in a key on the same server; so it can be lost, late, read by two clients, and outlive its use. A
+client that finds its ticket used up acquires as usual.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from typing import Any, Final
+
+from holdfast.errors import HoldfastError, InvalidConfig, NotAcquired
+from holdfast.lab.search.site import Site
+from holdfast.lab.search.state import Config
+from holdfast.lab.search.visits import ask, give_back, role_of, stay
+from holdfast.lab.simulation.process import Cancelled
+from holdfast.lab.subjects.rows import fenced_config
+from holdfast.protocol.effects import STOPPED, Command, StepFailed, call
+from holdfast.protocol.kinds.handover import adopt, hand_over, read_ticket
+from holdfast.protocol.leases import release_lease
+
+BOARD: Final = "tickets"
+GIVES: Final = "gb"
+TAKES: Final = "tb"
+
+
+def handover_config(make: Callable[..., Config] = fenced_config, roles: str = "gtn", **bounds: Any) -> Config:
+    """That row, whose clients give (g), take (t), do both (b), or neither (n)."""
+    # A hold that was handed over and not adopted lasts for its ttl. So a waiter behind a silent one may have to wait
+    # until that is removed from the queue, and for its own next refresh: longer than any client stays.
+    config = make(**{"clients": len(roles), "idle_us_per_fault": 1_500_000, **bounds})
+
+    async def visit(site: Site) -> None:
+        await _visit(site, role_of(site, roles, newcomer="n"))
+
+    return config._replace(program=visit, alike=config.alike and len(set(roles)) == 1)
+
+
+async def _visit(site: Site, role: str) -> None:
+    lock = site.config.make_lock(site.machine)
+    ticket = await _look(site) if role in TAKES else ""
+    lease = await ask(site, _come_in(lock, ticket, site.config.patience))
+    if lease is None:
+        return
+    site.begin(lease)
+    await stay(site)
+    site.leave()
+    await give_back(site, _pass_on(lease) if role in GIVES else release_lease(lease))
+
+
+async def _look(site: Site) -> str:
+    """The posted ticket, or "". The client does not want the lock yet, so other waiters need not wait for it."""
+    try:
+        found = await site.machine.run(_on_the_board("GET", BOARD))
+    except (HoldfastError, Cancelled):
+        return ""
+    return found.decode() if found else ""
+
+
+def _come_in(lock: Any, ticket: str, patience: float | None) -> Generator[Any, Any, Any]:
+    if ticket:
+        try:
+            return (yield from adopt(lock, read_ticket(ticket, "")))
+        except (NotAcquired, InvalidConfig):
+            pass  # the ticket was used up, or for another lock
+    return (yield from lock._acquire(patience))
+
+
+def _pass_on(lease: Any) -> Generator[Any, Any, None]:
+    try:
+        ticket = yield from hand_over(lease)
+    except STOPPED:
+        if lease._hold in lease._driver.registry.holds:
+            yield from release_lease(lease)
+        raise
+    yield from _on_the_board("SET", BOARD, str(ticket), "PX", "60000")
+
+
+def _on_the_board(*words: str) -> Generator[Any, Any, Any]:
+    """Send the command once. If that fails, there is no ticket, and the hold expires by its ttl."""
+    try:
+        return (yield from call(Command(words), 1.0))
+    except StepFailed:
+        return None

@@ -1,0 +1,1 @@
+"""Surveys: searches of many subjects within a budget of time."""

@@ -1,0 +1,115 @@
+"""The survey of the primitives: each searched with three clients and ever more faults, as far as time allows.
+
+First without a fault, then with one of the kinds that must break nothing, then with two; each completely, or for its
+share of the time. The rest of the time goes to random walks with two faults. A verdict is ``holds`` if all runs without
+a fault were explored, and nothing explored beyond that breaks the invariant; else it is ``unknown``. ``explored`` says
+up to how many faults the search is complete.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Final, NamedTuple
+
+from holdfast.errors import InvalidConfig
+from holdfast.lab.invariants.history import BROKEN, HOLDS, UNKNOWN, Verdict
+from holdfast.lab.report.trace import Trace
+from holdfast.lab.search.explorer import Explorer
+from holdfast.lab.subjects.primitives import PRIMITIVES, late_replies
+from holdfast.lab.surveys.common import CAN_FORK, count_cores, ignore_interrupts, quietly, trace_of, verdict_of
+
+__all__ = ["MOST_FAULTS", "PRIMITIVES", "Tried", "try_all", "try_primitive"]
+
+MOST_FAULTS: Final = 2
+SHARES: Final = (0.9, 0.5, 0.9)  # of what is left of the time, for no fault, one and two; the rest is for walks
+WALKS: Final = range(1_000)
+
+
+class Tried(NamedTuple):
+    """The results of one primitive."""
+
+    row: str
+    clients: int
+    states: int  # distinct
+    explored: int  # the search is complete up to this number of faults; -1: not even without a fault
+    verdicts: dict[str, Verdict]  # by invariant
+    traces: tuple[Trace, ...]  # one for each that is broken
+    late: bool = False  # notifications could overtake replies
+
+    @property
+    def is_passed(self) -> bool:
+        """Whether all invariants hold, except those that the faults of this row break: that must be found.
+
+        With late replies, some may be unknown, which need more than two clients.
+        """
+        limits = PRIMITIVES[self.row].limits
+        if self.late:
+            return self.explored >= 0 and all(name in limits for name in self.verdicts if self.verdicts[name] == BROKEN)
+        return all(verdict == (BROKEN if name in limits else HOLDS) for name, verdict in self.verdicts.items())
+
+    @property
+    def heading(self) -> str:
+        """A line that says how far the search came."""
+        complete = {-1: "not complete", 0: "complete without faults", 1: "complete with 1 fault"}
+        depth = complete.get(self.explored, f"complete with {self.explored} faults")
+        if self.explored < MOST_FAULTS:
+            depth += f", {MOST_FAULTS} faults in part"
+        late = " with late replies" if self.late else ""
+        return f"{self.row}, {self.clients} clients{late}: {self.states:,} states; {depth}"
+
+    @property
+    def details(self) -> Iterator[str]:
+        """Lines with the verdict on each invariant."""
+        for verdict in (HOLDS, BROKEN, UNKNOWN):
+            names = [name for name, found in self.verdicts.items() if found == verdict]
+            if names:
+                yield f"  {verdict}: {', '.join(names)}"
+        if self.explored < 0:
+            yield "  the budget ended before all runs without a fault were explored: a larger --budget explores more"
+        for trace in self.traces:
+            why = next((moment.violation for moment in reversed(trace.moments) if moment.violation), "")
+            yield f"  {trace.invariant}: {why} ({trace.steps} steps; {', '.join(trace.faults) or 'no fault'})"
+
+
+@quietly()
+def try_primitive(row: str, budget: float, seed: int = 0, late: bool = False) -> Tried:
+    """The results of one primitive after ``budget`` seconds; ``late``: notifications may overtake replies to its first
+    two clients."""
+    primitive = PRIMITIVES[row]
+    ends_at = time.monotonic() + budget
+    config = late_replies(primitive) if late else primitive.config(kinds=primitive.kinds)
+    explorer = Explorer(config, invariants=primitive.invariants)
+    explored = -1
+    for faults in range(MOST_FAULTS + 1):
+        left = ends_at - time.monotonic()
+        ended = explorer.search(faults, primitive.kinds, budget=left * SHARES[faults])
+        if ended and explored == faults - 1:
+            explored = faults
+    for number in WALKS:
+        if time.monotonic() >= ends_at:
+            break
+        explorer.walk(seed * len(WALKS) + number, most_faults=MOST_FAULTS)
+    known = explorer.known if explored >= 0 else set()
+    verdicts = {name: verdict_of(name, explorer.broken, known) for name in primitive.invariants}
+    traces = tuple(trace_of(row, broken) for broken in explorer.broken.values())
+    return Tried(row, config.clients, explorer.states, explored, verdicts, traces, late)
+
+
+def try_all(
+    rows: Sequence[str] = tuple(PRIMITIVES), *, budget: float, seed: int = 0, late: bool = False
+) -> Iterator[Tried]:
+    """The results of these primitives, in this order, after ``budget`` seconds in all, on all cores."""
+    for row in rows:
+        if row not in PRIMITIVES:
+            raise InvalidConfig(f"primitive {row!r:.60}", f"there are {', '.join(PRIMITIVES)}")
+    jobs = min(count_cores(), len(rows))
+    if jobs <= 1 or not CAN_FORK:
+        yield from (try_primitive(row, budget / len(rows), seed, late) for row in rows)
+        return
+    each = budget / -(-len(rows) // jobs)
+    # One search for each process, so that its memory is freed.
+    with multiprocessing.get_context("fork").Pool(jobs, ignore_interrupts, maxtasksperchild=1) as pool:
+        yield from pool.imap(partial(try_primitive, budget=each, seed=seed, late=late), rows)

@@ -1,0 +1,81 @@
+"""OpenTelemetry spans of locks, made from events. Needs ``pip install 'holdfast[otel]'`` and an SDK of your choice.
+
+    client = holdfast.connect(url, on_event=holdfast.otel.Spans())
+
+There is a span ``holdfast wait`` for each wait, and a span ``holdfast hold`` for each hold. Both are made when they are
+over, with the times at which they began and ended, as children of the span that is current then: a hook runs in the
+thread or task of the caller. The span of a hold that was lost has no parent, because its keeper finds the loss.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
+
+from holdfast.errors import Unsupported
+from holdfast.events import Abandoned, Acquired, Event, Lost, PassedOn, Released
+
+__all__ = ["Spans"]
+
+_WORTH_A_SPAN: Final = (Acquired, Abandoned, Released, PassedOn, Lost)
+
+
+class Spans:
+    """A hook for ``on_event`` that makes spans, by the tracer provider given or the global one."""
+
+    def __init__(self, tracer_provider: Any = None) -> None:
+        try:
+            from opentelemetry.trace import SpanKind, Status, StatusCode, get_tracer
+        except ImportError:
+            raise Unsupported("holdfast.otel", "install it with: pip install 'holdfast[otel]'") from None
+        self._tracer = get_tracer("holdfast", tracer_provider=tracer_provider)
+        self._client, self._internal = SpanKind.CLIENT, SpanKind.INTERNAL
+        self._failed: Callable[[str], Any] = partial(Status, StatusCode.ERROR)
+
+    def __call__(self, event: Event) -> None:
+        if not isinstance(event, _WORTH_A_SPAN):
+            return
+        waits = isinstance(event, Acquired | Abandoned)
+        lasted = event.waited if isinstance(event, Acquired | Abandoned) else event.held
+        now = time.time_ns()
+        span = self._tracer.start_span(
+            "holdfast wait" if waits else "holdfast hold",
+            kind=self._client if waits else self._internal,
+            start_time=now - round(lasted * 1e9),
+            attributes=_attributes(event),
+        )
+        problem = _problem(event)
+        if problem:
+            span.set_status(self._failed(problem))
+        span.end(end_time=now)
+
+
+def _attributes(event: Event) -> dict[str, str | int | bool]:
+    found: dict[str, str | int | bool | None] = {
+        "holdfast.lock.name": event.name,
+        "holdfast.lock.kind": event.kind,
+        "holdfast.lock.mode": event.mode,
+        "holdfast.lock.label": event.label,
+        "holdfast.lock.fence": event.fence,
+        "holdfast.outcome": type(event).__name__.lower(),
+    }
+    if isinstance(event, Acquired | Abandoned):
+        found["holdfast.tries"] = event.tries
+    if isinstance(event, Abandoned) and event.holder is not None:
+        found["holdfast.holder"] = str(event.holder)
+    if isinstance(event, Acquired):
+        found["holdfast.passed"] = event.passed
+    return {name: value for name, value in found.items() if value not in (None, "")}
+
+
+def _problem(event: Event) -> str:
+    """Why the span is one of an error; empty if it is not."""
+    if isinstance(event, Lost):
+        return event.reason
+    if isinstance(event, Abandoned):
+        return str(event.error) if event.error is not None else f"timed out after {event.waited:.3g} s"
+    if isinstance(event, Released) and event.error is not None:
+        return str(event.error)
+    return ""

@@ -1,0 +1,147 @@
+"""Inspection: which locks there are, who holds them, and who waits for them.
+
+Invariant. Inspection changes nothing on the server, and each of its steps does bounded work there: a part of the keys
+(SCAN, never KEYS), or one page of the holders and waiters of a lock. Each page is true at one moment, on the server;
+two pages, or two locks, are seen one after the other.
+
+Names are found by their side keys (``order:42:hf1:fence:...``), because a main key can be any key of the server. So
+a lock that only clients of another library use is not listed, unless a Holdfast client waits for it; ``inspect`` of its
+name shows it. The fence of a lock is remembered after its release: such a name is found, and has no holder.
+
+Atomic: the inspect step, which writes nothing, and each part of a scan. A name that exists during the whole scan is
+found at least once; this module shows it once.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, Final
+
+from holdfast.errors import HoldfastError
+from holdfast.holder import Broken, LockInfo
+from holdfast.names import WIRE, Keys, keys_of
+from holdfast.options import LockOptions
+from holdfast.protocol.effects import SCANNED, Command, Effects, Step, StepFailed, call_each, clock, scan, wait
+from holdfast.protocol.inspection.history import read_entry
+from holdfast.protocol.inspection.reading import PAGE, Seen, keys_read, seen_in
+from holdfast.protocol.retry import Tries, outage, until_answered
+
+_BATCH: Final = 50  # locks that are read in one go
+_MARK: Final = f":{WIRE}:"
+_NOT_IN_USE: Final = ("gone:", "guard", "cache:value", "cache:failure", "cache:waiters", "history")
+
+
+def inspect_step(keys: Keys, first: int = 0) -> Step:
+    return Step("inspect_lock", keys_read(keys), (str(first), str(PAGE)))
+
+
+def look(keys: Keys, options: LockOptions, limit: int = PAGE) -> Effects[list[Seen]]:
+    """What a name is in use as, with at most that many holders and waiters."""
+    pages = seen_in(keys.name, (yield from ask(inspect_step(keys), keys.name, options)))
+    first = PAGE
+    while first < limit and any(max(seen.holder_count, seen.waiter_count) > first for seen in pages):
+        more = seen_in(keys.name, (yield from ask(inspect_step(keys, first), keys.name, options)))
+        of_kind = {seen.kind: seen for seen in more}
+        pages = [seen.joined(of_kind.get(seen.kind, seen)) for seen in pages]
+        first += PAGE
+    return pages
+
+
+def inspect(keys: Keys, options: LockOptions, limit: int) -> Effects[LockInfo | None]:
+    """What is known of one lock; None if it is free and no client waits for it."""
+    seen = yield from look(keys, options, limit)
+    return seen[0].info() if seen else None
+
+
+def history(keys: Keys, options: LockOptions) -> Effects[list[Broken]]:
+    """How a lock was broken, the latest first."""
+    step = Command(("LRANGE", f"{keys.head}history{keys.tail}", 0, -1))
+    entries = yield from ask(step, keys.name, options)
+    return [broken for entry in entries if (broken := read_entry(entry, keys.name)) is not None]
+
+
+def ask(step: Step | Command, name: str, options: LockOptions) -> Effects[Any]:
+    """The reply to a step that can be sent again."""
+    try:
+        reply, *_ = yield from until_answered(lambda: step, options, jitter=name)
+    except StepFailed as failed:
+        raise outage(failed, f"lock {name!r}", options.timeout) from failed.__cause__
+    return reply
+
+
+class BaseLocks:
+    """The locks of a server whose names match a pattern, as an iterator."""
+
+    def __init__(self, driver: Any, namespace: str, pattern: str, options: LockOptions) -> None:
+        self._driver = driver
+        self._namespace = namespace
+        self._pattern = f"{escaped(namespace)}{pattern}{_MARK}*"
+        self._options = options
+        self._cursor: str | None = ""  # None: the scan is over
+        self._known: set[str] = set()  # names that were found
+        self._names: deque[str] = deque()  # to be read
+        self._found: deque[LockInfo] = deque()  # to be returned
+        self._scanned = 0
+
+    @property
+    def scanned(self) -> int:
+        """How many keys of the server were looked at so far."""
+        return self._scanned
+
+    def _next(self) -> Effects[LockInfo | None]:
+        """The next lock; None after the last one."""
+        while not self._found:
+            if len(self._names) >= _BATCH or (self._names and self._cursor is None):
+                yield from self._read()
+            elif self._cursor is not None:
+                yield from self._scan(self._cursor)
+            else:
+                return None
+        return self._found.popleft()
+
+    def _scan(self, cursor: str) -> Effects[None]:
+        """Look at the next part of the keys. After a failover a part may be missing: the scan goes on elsewhere."""
+        now = yield from clock()
+        tries = Tries(self._options, now, now + self._options.timeout)
+        while True:
+            try:
+                cursor, keys = yield from scan(cursor, self._pattern, tries.timeout(now))
+                break
+            except StepFailed as failed:
+                now = yield from clock()
+                pause = tries.pause_after(failed, now)
+                if pause is None:
+                    raise outage(failed, f"a list of locks like {self._pattern!r}") from failed.__cause__
+                now = yield from wait(None, now + pause)
+        self._cursor = cursor or None
+        self._scanned += SCANNED
+        for key in keys:
+            name = _name_in(key, self._namespace)
+            if name is not None and name not in self._known:
+                self._known.add(name)
+                self._names.append(name)
+
+    def _read(self) -> Effects[None]:
+        names = [self._names.popleft() for _ in range(min(_BATCH, len(self._names)))]
+        steps = [inspect_step(keys_of(name, self._namespace)) for name in names]
+        replies = yield from call_each(steps, self._options.call_timeout)
+        for name, step, reply in zip(names, steps, replies, strict=True):
+            found = (yield from ask(step, name, self._options)) if isinstance(reply, StepFailed) else reply
+            self._found += [seen.info() for seen in seen_in(name, found)]
+
+
+def _name_in(key: bytes, namespace: str) -> str | None:
+    """The name of the lock whose side key that is; None if the key shows no use of the lock, or is not ours."""
+    try:
+        main, _, part = key.decode().partition(_MARK)
+        name = main.removeprefix(namespace)
+        keys = keys_of(name, namespace)
+    except (UnicodeDecodeError, HoldfastError):
+        return None
+    in_use = part.endswith(keys.tail) and not part.startswith(_NOT_IN_USE)
+    return name if in_use else None
+
+
+def escaped(namespace: str) -> str:
+    """The namespace as a pattern that matches only itself."""
+    return "".join(f"\\{char}" if char in "*?[]\\^" else char for char in namespace)

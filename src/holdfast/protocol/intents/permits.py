@@ -1,0 +1,180 @@
+"""Semaphores on etcd: an intent holds a permit if fewer than n intents are before it.
+
+Invariant. At most n intents of those that ask for n permits are among the first n. Each of them has a slot of its own:
+the key of a slot is created, in the same transaction in which the holder writes its intent, only if it does not exist;
+and it is deleted, or expires, together with the intent. So a permit costs two requests: the place, and the slot.
+
+Atomic: each transaction. The slot is chosen from what the last one has read; if another holder takes it first, the
+transaction does nothing, and says which slots are taken. The fence is the revision at which the slot was taken.
+
+Waiting. Holders leave in any order, so the first waiter has all intents watched for one that goes. Each other waiter
+has the waiter before it watched: it is written when it takes a slot, and gone when it gives up. So a release wakes one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any, Final
+
+from holdfast.protocol.effects import Step
+from holdfast.protocol.intents.layout import name_of, queue_of, slot_key, slots_of, write_value
+from holdfast.protocol.intents.queue import Ask, granted, leave, refused, wrong_kind
+from holdfast.protocol.intents.requests import (
+    Answer,
+    Created,
+    Found,
+    Get,
+    Item,
+    LeaseGone,
+    Program,
+    Put,
+    Request,
+    Txn,
+    Watch,
+    begin_watch,
+    perform,
+)
+from holdfast.protocol.intents.session import EtcdLease, Intent, Session, lease_for
+
+_TRIES: Final = 3
+
+
+def semaphore_ask(step: Step, now: float) -> Ask:
+    return Ask(step, now, kind="semaphore", names=(name_of(step.keys[0]),), mode=step.args[5])
+
+
+def acquire_permit(session: Session, ask: Ask) -> Program:
+    """Take a permit, or (if it waits) a place in the queue."""
+    name = ask.names[0]
+    for _ in range(_TRIES):
+        intent = session.intent(ask.token, ask.keys)
+        if not ask.waits and not intent.created:  # a full semaphore is left as it is
+            done = yield from perform(Txn((), (Get(*queue_of(name), limit=_permits(ask)),)))
+            found: Found = done.results[0]
+            if found.total >= _permits(ask):
+                session.intents.pop(ask.token, None)
+                return wrong_kind(ask, name, found.items[0]) or refused(ask, found.items[0])
+        lease = yield from lease_for(session, ask.ttl_ms, ask.now)
+        if intent.given_up:
+            return [-1, 0]
+        intent.lease = lease
+        try:
+            reply = yield from _ask(session, ask, intent, lease)
+        except LeaseGone:
+            session.drop(lease)
+            continue
+        if reply is not None:
+            return reply
+    return refused(ask, None)
+
+
+def _permits(ask: Ask) -> int:
+    return int(ask.mode[1:])
+
+
+def _ask(session: Session, ask: Ask, intent: Intent, lease: EtcdLease) -> Generator[Request, Answer, Any]:
+    """Create the intent, or look where it is. None: it has gone."""
+    if not intent.created:
+        key = intent.keys[0]
+        done = yield from perform(
+            Txn(
+                (Created(key), Created(ask.tombstone)),
+                (Put(key, write_value(ask.token), lease.id), *_looks(ask, 0)),
+                (Get(key), Get(ask.tombstone)),
+            )
+        )
+        if not done.succeeded:
+            own, tombstone = done.results
+            if tombstone.items:
+                session.intents.pop(ask.token, None)
+                return [-1, 0]
+            intent.created = own.items[0].created if own.items else 0
+            return None
+        intent.created = done.revision
+        looks = done.results[1:]
+    else:
+        intent.called = False
+        done = yield from perform(Txn((Created(intent.keys[0], intent.created),), _looks(ask, intent.created)))
+        if not done.succeeded:
+            session.intents.pop(ask.token, None)
+            return None
+        looks = done.results
+    return (yield from _judge(session, ask, intent, done.revision, looks, lease=lease))
+
+
+def _looks(ask: Ask, created: int) -> tuple[Get, ...]:
+    """What is before the intent of that creation, as far as it matters; the first of all; the slots."""
+    name = ask.names[0]
+    # If ours is new, all others are before it; then one more than the permits shows whether there are too many.
+    before = Get(*queue_of(name), limit=_permits(ask) + (0 if created else 1), created_before=created)
+    last = Get(*queue_of(name), limit=1 if created else 2, newest_first=True, created_before=created)
+    return before, last, Get(*queue_of(name), limit=1), Get(*slots_of(name))
+
+
+def _judge(
+    session: Session, ask: Ask, intent: Intent, revision: int, looks: Any, *, lease: EtcdLease
+) -> Generator[Request, Answer, Any]:
+    before, last, first, slots = looks
+    own, permits = intent.keys[0], _permits(ask)
+    if reply := wrong_kind(ask, ask.names[0], first.items[0]):
+        yield from leave(session, ask.token, intent)
+        return reply
+    if sum(item.key != own for item in before.items) < permits:
+        reply = yield from _take_slot(session, ask, intent, lease, slots)
+        if reply is not False:
+            return reply
+    predecessor = next(item for item in last.items if item.key != own)
+    if not ask.waits:
+        yield from leave(session, ask.token, intent)
+    elif any(item.key == predecessor.key for item in before.items):  # all before us have permits: we are next
+        intent.behind = ""
+        yield from begin_watch(Watch(ask.token, *_all_of(ask, revision)))
+    else:
+        intent.behind = predecessor.key
+        yield from begin_watch(Watch(ask.token, predecessor.key, revision + 1, puts=True))
+    return refused(ask, first.items[0])
+
+
+def _all_of(ask: Ask, revision: int) -> tuple[str, int, str]:
+    where = queue_of(ask.names[0])
+    return where.key, revision + 1, where.end
+
+
+def _take_slot(
+    session: Session, ask: Ask, intent: Intent, lease: EtcdLease, slots: Found
+) -> Generator[Request, Answer, Any]:
+    """Take the lowest free slot: the grant. None: the intent has gone. False: there is no free slot below n.
+
+    That needs holders that ask for more permits than we do.
+    """
+    name, own = ask.names[0], intent.keys[0]
+    while True:
+        taken = {item.key: item for item in slots.items}
+        slot = _own_slot(ask, taken)
+        if slot is None:
+            slot = next((n for n in range(_permits(ask)) if slot_key(name, n) not in taken), None)
+        if slot is None:
+            return False
+        key = slot_key(name, slot)
+        known = taken.get(key)
+        intent.slot_keys, intent.unsure = (key,), True  # before the request: it may have no answer
+        done = yield from perform(
+            Txn(
+                (Created(own, intent.created), Created(key, known.created if known else 0)),
+                (Put(key, ask.token, lease.id), Put(own, write_value(ask.token, slot=slot), lease.id)),
+                (Get(own), Get(*slots_of(name))),
+            )
+        )
+        if done.succeeded:
+            intent.slot, intent.unsure = slot, False
+            return (yield from granted(session, ask.token, intent, done.revision))
+        intent.slot_keys, intent.unsure = (), False
+        mine, slots = done.results
+        if not mine.items or mine.items[0].created != intent.created:
+            session.intents.pop(ask.token, None)
+            return None
+
+
+def _own_slot(ask: Ask, taken: dict[str, Item]) -> int | None:
+    """The slot that an earlier try has taken, whose answer was lost."""
+    return next((int(key.rpartition(":")[2]) for key, item in taken.items() if item.value == ask.token), None)

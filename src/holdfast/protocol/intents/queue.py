@@ -1,0 +1,304 @@
+"""Taking a place in the queue of intents, and learning whether it is a grant.
+
+Invariant. The intents of a name are ordered by the revision of their creation. An intent holds the lock if no intent
+before it is in conflict with it: for a lock and a writer any other, for a reader a writer. (A semaphore counts them
+instead: see permits.py.) Earlier intents only go away, so a grant stays one until its own key is gone. A lock on
+several names has an intent at each, created in one transaction, hence at one revision: that order is the same at all
+names, so no cycle of waiters can form. A holder that waits for another lock could be part of a cycle, as on any engine;
+where a waiter for several names would be, too, that waiter gives way (``_overtake``).
+
+Atomic: each transaction. The one that creates an intent reads what is before it, so that an uncontended acquire is one
+request. After a wait, the transaction that confirms a grant writes our own key, if it is the one that we created, and
+reads what is before it. It is a write because etcd has answered reads from stale data after its process was paused
+(etcd 20418), and a waiter whose lease has expired would otherwise believe a place that it has lost (etcd 11456). A
+watch or a read never decides.
+
+Fences. The fence is the revision of the transaction that found the grant. The holder before had a lower one: its key
+was deleted after its own grant and before ours. An intent keeps its place when another process adopts it, so the
+revision of its creation would not do.
+
+Waiting. A waiter has one key watched: the last intent before it that is in conflict with it. When that key goes, it
+asks. A watch is a hint: a waiter asks every half second anyway, by a request that writes nothing.
+
+Given up. A create that was sent and not answered may still arrive, and its key would live as long as the lease that it
+shares with other locks. So an attempt that is given up leaves a tombstone, and a create does nothing if it finds one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any, Final
+
+from holdfast.protocol.effects import Step
+from holdfast.protocol.intents.layout import (
+    Range,
+    id_of,
+    intent_key,
+    is_writer,
+    kind_of,
+    name_of,
+    queue_of,
+    read_value,
+    token_of,
+    tombstone_key,
+    write_value,
+    writers_of,
+)
+from holdfast.protocol.intents.requests import (
+    Answer,
+    Created,
+    Delete,
+    Found,
+    Get,
+    Item,
+    LeaseGone,
+    Program,
+    Put,
+    Request,
+    Txn,
+    TxnResult,
+    Watch,
+    begin_watch,
+    end_watch,
+    perform,
+)
+from holdfast.protocol.intents.session import EtcdLease, Intent, Session, lease_for
+
+READ: Final = "any"
+
+_TRIES: Final = 3  # at a lease, or a place, that goes away between two requests
+
+
+class Ask:
+    """What one acquire step asks for."""
+
+    def __init__(
+        self, step: Step, now: float, *, kind: str, names: tuple[str, ...], mode: str = "", nested: str = ""
+    ) -> None:
+        self.token, self.ttl_ms, self.waits = step.args[0], int(step.args[1]), step.args[4] != ""
+        self.kind, self.mode, self.names = kind, mode, names
+        self.nested = tuple(filter(None, nested.split(";")))  # the tokens that the caller holds
+        self.now = now
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return tuple(intent_key(name, self.kind, self.mode, self.token) for name in self.names)
+
+    @property
+    def tombstone(self) -> str:
+        return tombstone_key(self.names[0], self.token)
+
+    def conflicts(self, name: str) -> Range:
+        """Where the intents are that may be in conflict with this one."""
+        return writers_of(name) if self.mode == READ else queue_of(name)
+
+    def is_conflict(self, item: Item) -> bool:
+        return self.mode != READ or is_writer(item)
+
+
+def lock_ask(step: Step, now: float) -> Ask:
+    return Ask(step, now, kind="lock", names=(step.keys[0],), nested=step.args[5])
+
+
+def multi_ask(step: Step, now: float) -> Ask:
+    return Ask(step, now, kind="lock", names=tuple(dict.fromkeys(map(name_of, step.keys))), nested=step.args[6])
+
+
+def rwlock_ask(step: Step, now: float) -> Ask:
+    return Ask(step, now, kind="rwlock", names=(name_of(step.keys[0]),), mode=step.args[5])
+
+
+def acquire(session: Session, ask: Ask) -> Program:
+    """Take the lock, or (if it waits) a place in its queue."""
+    for _ in range(_TRIES):
+        intent = session.intent(ask.token, ask.keys)
+        lease = yield from lease_for(session, ask.ttl_ms, ask.now)
+        if intent.given_up:
+            return [-1, 0]
+        intent.lease = lease
+        try:
+            if intent.created:
+                reply = yield from _confirm(session, ask, intent, lease)
+            elif ask.waits:
+                reply = yield from _join(session, ask, intent, lease)
+            else:
+                reply = yield from _try(session, ask, intent, lease)
+        except LeaseGone:
+            session.drop(lease)
+            continue
+        if reply is not None:
+            return reply
+    return refused(ask, None)  # its place has gone each time: it asks again soon
+
+
+def _join(session: Session, ask: Ask, intent: Intent, lease: EtcdLease) -> Generator[Request, Answer, Any]:
+    """Create the intents, and see what is before them. None: they exist already."""
+    keys, value = ask.keys, write_value(ask.token, names=ask.names)
+    looks = [look for name in ask.names for look in (_newest(ask, name, 2), Get(*queue_of(name), limit=1))]
+    done = yield from perform(
+        Txn(
+            (*map(Created, keys), Created(ask.tombstone)),
+            (*(Put(key, value, lease.id) for key in keys), *looks),
+            (*map(Get, keys), Get(ask.tombstone)),
+        )
+    )
+    if not done.succeeded:
+        return _found_own(session, ask, intent, done)
+    intent.created = done.revision
+    return (yield from _judge(session, ask, intent, lease, done, skip=len(keys)))
+
+
+def _try(session: Session, ask: Ask, intent: Intent, lease: EtcdLease) -> Generator[Request, Answer, Any]:
+    """Create the intents only if nothing is in conflict with them, since a caller that does not wait wants no place."""
+    keys, value = ask.keys, write_value(ask.token, names=ask.names)
+    empty = [Created(where.key, 0, where.end) for where in map(ask.conflicts, ask.names)]
+    done = yield from perform(
+        Txn(
+            (*empty, *map(Created, keys), Created(ask.tombstone)),
+            (*(Put(key, value, lease.id) for key in keys), *(Get(*queue_of(name), limit=1) for name in ask.names)),
+            (
+                *map(Get, keys),
+                Get(ask.tombstone),
+                *(Get(*ask.conflicts(name)) for name in ask.names),
+                *(Get(*queue_of(name), limit=1) for name in ask.names),
+            ),
+        )
+    )
+    if done.succeeded:
+        intent.created = done.revision
+        first = done.results[-1].items[0]
+        if reply := wrong_kind(ask, ask.names[-1], first):  # of a reader: for the others the queue was empty
+            yield from leave(session, ask.token, intent)
+            return reply
+        return (yield from granted(session, ask.token, intent, done.revision))
+    if (own := _found_own(session, ask, intent, done)) is not None or intent.created:
+        return own
+    looks = done.results[len(keys) + 1 :]
+    before = [
+        next((item for item in reversed(found.items) if ask.is_conflict(item)), None)
+        for found in looks[: len(ask.names)]
+    ]
+    if not any(before):  # only writers that have become readers are there
+        return (yield from _join(session, ask, intent, lease))
+    session.intents.pop(ask.token, None)
+    place = next(place for place, item in enumerate(before) if item is not None)
+    first = looks[len(ask.names) + place].items[0]
+    return wrong_kind(ask, ask.names[place], first) or refused(ask, first, place)
+
+
+def _found_own(session: Session, ask: Ask, intent: Intent, done: TxnResult) -> Any:
+    """After a create that was not done: the reply if the attempt was given up; else note the intents that exist."""
+    *own, tombstone = done.results[: len(intent.keys) + 1]
+    if tombstone.items:
+        session.intents.pop(ask.token, None)
+        return [-1, 0]
+    if all(found.items for found in own):
+        intent.created = own[0].items[0].created
+    return None
+
+
+def _confirm(session: Session, ask: Ask, intent: Intent, lease: EtcdLease) -> Generator[Request, Answer, Any]:
+    """See whether our intents are first by now. None: they are gone."""
+    keys = intent.keys
+    ours = tuple(Created(key, intent.created) for key in keys)
+    looks = [
+        look for name in ask.names for look in (_newest(ask, name, 1, intent.created), Get(*queue_of(name), limit=1))
+    ]
+    value = write_value(ask.token, names=ask.names)
+    writes: list[Put] = []
+    while True:
+        if intent.called:
+            writes = [Put(key, value, lease.id) for key in keys]
+        intent.called = False
+        done = yield from perform(Txn(ours, (*writes, *looks)))
+        if not done.succeeded:
+            session.intents.pop(ask.token, None)
+            return None
+        reply = yield from _judge(session, ask, intent, lease, done, skip=len(writes), written=bool(writes))
+        if reply is not None:
+            return reply
+        intent.called = True  # nothing is before us: say so by a write
+
+
+def _newest(ask: Ask, name: str, limit: int, created: int = 0) -> Get:
+    """The last intents before ours that may be in conflict with it. Writers are few; some may have become readers."""
+    where = ask.conflicts(name)
+    return Get(*where, limit=0 if ask.mode == READ else limit, newest_first=True, created_before=created)
+
+
+def _judge(
+    session: Session, ask: Ask, intent: Intent, lease: EtcdLease, done: TxnResult, *, skip: int, written: bool = True
+) -> Generator[Request, Answer, Any]:
+    """What the intents before ours mean, after the first results. None: it is a grant, but nothing was written."""
+    looks = done.results[skip:]
+    for place, name in enumerate(ask.names):
+        before, first = looks[2 * place], looks[2 * place + 1]
+        if reply := wrong_kind(ask, name, first.items[0]):
+            yield from leave(session, ask.token, intent)
+            return reply
+        conflict = _last_conflict(ask, intent, before)
+        if conflict is not None and ask.nested and (yield from _overtake(session, ask, intent, name)):
+            return (yield from _confirm(session, ask, intent, lease))
+        if conflict is not None:
+            intent.behind = conflict.key
+            yield from begin_watch(Watch(ask.token, conflict.key, done.revision + 1, puts=ask.mode == READ))
+            return refused(ask, first.items[0], place)
+    return (yield from granted(session, ask.token, intent, done.revision)) if written else None
+
+
+def _overtake(session: Session, ask: Ask, intent: Intent, name: str) -> Generator[Request, Answer, bool]:
+    """Send waiters for several names to the end of their queues, if they wait for what our caller holds.
+
+    They and we would wait for each other. Such a waiter holds nothing, because the intent of our caller is before its
+    own; the compares say so. It finds its intents gone when it asks next, and creates new ones.
+    """
+    held = {
+        name_of(key): (key, nested.created)
+        for nested in map(session.intents.get, ask.nested)
+        if nested is not None and nested.created
+        for key in nested.keys
+    }
+    if not held:
+        return False
+    done = yield from perform(Txn((), (Get(*queue_of(name), created_before=intent.created),)))
+    overtaken = False
+    for item in done.results[0].items:
+        several = read_value(item).get("names", ())
+        ours = [held[other] for other in several if other in held and held[other][1] < item.created]
+        if ours:
+            compares = (Created(item.key, item.created), *(Created(*known) for known in ours))
+            theirs = tuple(Delete(intent_key(other, "lock", "", id_of(item.key))) for other in several)
+            overtaken = (yield from perform(Txn(compares, theirs))).succeeded or overtaken
+    return overtaken
+
+
+def _last_conflict(ask: Ask, intent: Intent, before: Found) -> Item | None:
+    return next((item for item in before.items if item.key not in intent.keys and ask.is_conflict(item)), None)
+
+
+def leave(session: Session, token: str, intent: Intent) -> Generator[Request, Answer, None]:
+    """Give up a place in the queue, which has no slot yet."""
+    session.intents.pop(token, None)
+    yield from end_watch(token)
+    yield from perform(Txn((), tuple(map(Delete, intent.keys))))
+
+
+def wrong_kind(ask: Ask, name: str, first: Item) -> list[Any] | None:
+    kind = kind_of(first.key)
+    if kind == ask.kind:
+        return None
+    return [-2, kind.encode()] if len(ask.names) == 1 else [-2, kind.encode(), name.encode()]
+
+
+def granted(session: Session, token: str, intent: Intent, revision: int) -> Generator[Request, Answer, Any]:
+    """The reply of a grant by the transaction of that revision."""
+    yield from end_watch(token)
+    intent.fence = session.fence_floor + revision
+    return [1, intent.fence, intent.slot] if intent.slot >= 0 else b"%d" % intent.fence
+
+
+def refused(ask: Ask, first: Item | None, place: int = 0) -> list[Any]:
+    """The reply of a refusal. No waiter is called the first: on etcd that changes nothing for it."""
+    holder = token_of(first).encode() if first is not None else b""
+    reply: list[Any] = [0, -1, max(1, round(ask.now * 1e6)), 0, holder]
+    return [*reply, ask.names[place].encode()] if len(ask.names) > 1 else reply

@@ -1,0 +1,186 @@
+"""What a step asks of etcd, and what etcd answers, as plain values.
+
+Invariant. A step on etcd is a *program*: a generator that yields the requests below, is sent an ``Answer`` for each,
+and returns the raw reply of the step, as the script of the same name would (see replies.py). A program uses no socket
+and no clock. The engine runs it over HTTP; the lab runs it on a model of etcd.
+
+Atomic: each request. Between two requests of one program any other client may act, so a program that needs more than
+one decides by the compares of the last.
+
+If etcd does not know a lease (it expired, or was revoked), ``LeaseGone`` is thrown at the request, which has done
+nothing. Any other failure ends the program, as it ends a script: the step has no reply.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any, NamedTuple, TypeAlias
+
+from holdfast.protocol.effects import Command, Step
+
+MOST_OPERATIONS = 120  # in one transaction; etcd refuses more than 128 unless it is told otherwise
+
+
+class Created(NamedTuple):
+    """Compare: the key was created at that revision; 0: it does not exist. With ``end``: so is each key of the range,
+    and 0 means that the range is empty."""
+
+    key: str
+    revision: int = 0
+    end: str = ""
+
+
+class Modified(NamedTuple):
+    """Compare: the key was last written at that revision; 0: it does not exist."""
+
+    key: str
+    revision: int
+
+
+class Put(NamedTuple):
+    key: str
+    value: str
+    lease: int = 0  # 0: for good
+
+
+class Delete(NamedTuple):
+    """The result is the number of keys that were there."""
+
+    key: str
+
+
+class Get(NamedTuple):
+    """The result is a Found. With ``end``: all keys from ``key`` up to ``end``, in the order of creation."""
+
+    key: str
+    end: str = ""
+    limit: int = 0  # 0: all
+    newest_first: bool = False
+    created_before: int = 0  # a revision; 0: whenever
+    count_only: bool = False
+    keys_only: bool = False  # without values, and in the order of the keys: a part of a long list costs the same
+
+
+Operation: TypeAlias = Put | Delete | Get
+
+
+class Txn(NamedTuple):
+    """If all compares hold, ``then`` happens, else ``otherwise``, each operation in order."""
+
+    compares: tuple[Created | Modified, ...]
+    then: tuple[Operation, ...]
+    otherwise: tuple[Operation, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"<txn of {len(self.then)} operations>"  # the rest holds tokens, and tracebacks may show locals
+
+
+class GrantLease(NamedTuple):
+    """A new lease of that many seconds; the result is a LeaseLife."""
+
+    seconds: int
+
+
+class KeepLease(NamedTuple):
+    """Let the lease begin again; the result is a LeaseLife, with 0 seconds if there is no such lease."""
+
+    lease: int
+
+
+class ReadLease(NamedTuple):
+    """How long the lease lasts unless it is renewed; the result is a LeaseLife, with 0 seconds if it is gone."""
+
+    lease: int
+
+
+class Watch(NamedTuple):
+    """Wake this waiter, or have this holder look, when a key of the range changes after that revision. No result.
+
+    ``puts``: it counts as a change, too, that a key is written.
+    """
+
+    token: str
+    key: str
+    revision: int
+    end: str = ""
+    puts: bool = False
+    holder: str = ""  # the lock's key, if a holder has its own key watched
+
+
+class Unwatch(NamedTuple):
+    """This token waits or holds no longer. No result."""
+
+    token: str
+
+
+Request: TypeAlias = Txn | GrantLease | KeepLease | ReadLease | Watch | Unwatch
+
+
+class Item(NamedTuple):
+    key: str
+    value: str
+    created: int
+    modified: int
+    lease: int = 0
+
+
+class Found(NamedTuple):
+    items: tuple[Item, ...]
+    total: int  # of the keys in the range, whatever the limit
+
+
+class TxnResult(NamedTuple):
+    succeeded: bool
+    revision: int
+    results: tuple[Any, ...]  # for each operation: a Found, a number of deleted keys, or None
+
+
+class LeaseLife(NamedTuple):
+    lease: int
+    seconds: int
+
+
+class Answer(NamedTuple):
+    """``asked_at``: the time before the request was sent, by our clock."""
+
+    asked_at: float
+    result: Any
+
+
+class LeaseGone(Exception):
+    """etcd does not know the lease that a request names. The request has done nothing."""
+
+
+Program: TypeAlias = Generator[Request, Answer, Any]
+Op: TypeAlias = Step | Command
+
+
+# The functions by which programs yield.
+
+
+def perform(txn: Txn) -> Generator[Request, Answer, TxnResult]:
+    answer = yield txn
+    result: TxnResult = answer.result
+    return result
+
+
+def grant_lease(seconds: int) -> Generator[Request, Answer, Answer]:
+    return (yield GrantLease(seconds))
+
+
+def keep_lease(lease: int) -> Generator[Request, Answer, Answer]:
+    return (yield KeepLease(lease))
+
+
+def read_lease(lease: int) -> Generator[Request, Answer, int]:
+    answer = yield ReadLease(lease)
+    seconds: int = answer.result.seconds
+    return seconds
+
+
+def begin_watch(watch: Watch) -> Generator[Request, Answer, None]:
+    yield watch
+
+
+def end_watch(token: str) -> Generator[Request, Answer, None]:
+    yield Unwatch(token)

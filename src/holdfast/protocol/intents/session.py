@@ -1,0 +1,173 @@
+"""What a client knows of its own leases and intents on etcd.
+
+Invariant. A key of ours is bound to an etcd lease that lasts, as far as our clock can tell, at least as long as the
+local validity of every hold that relies on it. All holds and waiters of a client with about the same ttl share one
+etcd lease, because a lease per lock would cost a request per lock. So a key does not end by itself while its client
+renews other locks: a hold that is over is deleted by its client (``LeaseRegistry.keys_expire``).
+
+An etcd lease lasts a quarter longer than the ttl, and two seconds at least (etcd makes one second into two). A hold
+begins on a lease that still lasts a whole ttl; the quarter is what saves most acquires from having to renew it first.
+
+Any thread may call: single dict operations. If two threads find no lease at the same time, each is granted one, and the
+one that is not kept ends by itself.
+
+Clocks: our own, and the length of a lease, which only the leader of etcd counts. A new leader begins to count again, so
+a lease gets longer by that, never shorter.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Generator
+from math import ceil
+from typing import Final
+
+from holdfast.options import drift
+from holdfast.protocol.intents.layout import name_of, read_value
+from holdfast.protocol.intents.requests import Answer, Delete, Item, Put, Request, grant_lease, keep_lease
+
+SHORTEST: Final = 2  # seconds: etcd grants no shorter lease
+LONGER: Final = 1.25  # an etcd lease, than the ttl
+TOMBSTONE_LASTS: Final = 120.0  # seconds for which a request may be late
+_MOST_OLD: Final = 20  # tombstones that are removed together with the writing of one
+_EXACT: Final = 64  # seconds; longer leases are rounded up, lest each ttl has its own
+
+
+class EtcdLease:
+    """One lease of etcd. ``seconds`` is what was asked for, by which it is found again."""
+
+    __slots__ = ("id", "lasts", "renewed_at", "seconds")
+
+    def __init__(self, number: int, seconds: int, lasts: float, renewed_at: float) -> None:
+        self.id = number
+        self.seconds = seconds
+        self.lasts = lasts
+        self.renewed_at = renewed_at  # by our clock, before the request
+
+    def covers(self, ttl: float, now: float) -> bool:
+        """Whether the server keeps it for this ttl from now on, whatever becomes of later requests."""
+        return now + ttl <= self.renewed_at + self.lasts - drift(self.lasts)
+
+
+class Intent:
+    """One place in the queue of a name, or in those of several names."""
+
+    called = False  # what it waited for has changed
+    created = 0  # the revision of its creation, which is its place in the queue; 0: not known to exist
+    fence = 0
+    lease: EtcdLease | None = None
+    behind = ""  # the key that it has watched while it waits
+    slot = -1
+    slot_keys: tuple[str, ...] = ()  # of the permit that it has, or may have
+    shared = False  # a writer's that has become a reader's
+    given_up = False  # its attempt was abandoned, perhaps while a step of it was under way
+    unsure = False  # its keys may be another holder's: an adoption or the choice of a slot has no answer yet
+
+    def __init__(self, keys: tuple[str, ...]) -> None:
+        self.keys = keys  # one for each name
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(name_of(key) for key in self.keys)
+
+    @property
+    def all_keys(self) -> tuple[str, ...]:
+        return self.keys + self.slot_keys
+
+
+def seconds_for(ttl_ms: int) -> int:
+    """How long an etcd lease for this ttl should be."""
+    seconds = max(SHORTEST, ceil(ttl_ms * LONGER / 1000))
+    if seconds > _EXACT:
+        unit = 1 << (seconds.bit_length() - 6)
+        seconds = -(-seconds // unit) * unit
+    return seconds
+
+
+class Session:
+    """The leases and intents of one client."""
+
+    def __init__(self, fence_floor: int = 0) -> None:
+        self.fence_floor = fence_floor  # added to the revision, so that fences go on rising after a move to etcd
+        self.leases: dict[int, EtcdLease] = {}  # by the seconds asked for
+        self.intents: dict[str, Intent] = {}  # by token
+        self.tombstones: deque[tuple[float, str]] = deque()  # when they were written, and their keys
+        self.renewed: dict[str, float] = {}  # by key of a latch: when this client has last renewed it
+
+    def forget(self) -> None:
+        """In a forked child, or a new event loop: nothing of before is ours."""
+        self.leases.clear()
+        self.intents.clear()
+        self.tombstones.clear()
+        self.renewed.clear()
+
+    def drop(self, lease: EtcdLease) -> None:
+        """etcd does not know it any more."""
+        if self.leases.get(lease.seconds) is lease:
+            self.leases.pop(lease.seconds, None)
+
+    def fence_of(self, held: Item) -> int:
+        """The fence of an intent that holds: the revision of its last write, unless its value says another one."""
+        written = read_value(held).get("fence")
+        return written if isinstance(written, int) and written > 0 else self.fence_floor + held.modified
+
+    def intent(self, token: str, keys: tuple[str, ...]) -> Intent:
+        """The intent of this token. It is noted before anything is sent, so that it can be abandoned at any time."""
+        return self.intents.setdefault(token, Intent(keys))
+
+    def bury(self, tombstone: str, intent: Intent, now: float) -> tuple[Put | Delete, ...]:
+        """The operations that leave a tombstone, and remove some old ones.
+
+        It is bound to the lease to which the create would bind its keys: once that lease is gone, etcd refuses the
+        create anyway. If there is no lease yet, no create was sent.
+        """
+        if intent.lease is None:
+            return ()
+        old = self.old_tombstones(now)
+        self.tombstones.append((now, tombstone))
+        return (Put(tombstone, "", intent.lease.id), *map(Delete, old))
+
+    def old_tombstones(self, now: float) -> list[str]:
+        """Take out tombstones that are so old that no request can be as late; the caller deletes them."""
+        old: list[str] = []
+        while self.tombstones and self.tombstones[0][0] < now - TOMBSTONE_LASTS and len(old) < _MOST_OLD:
+            try:
+                old.append(self.tombstones.popleft()[1])
+            except IndexError:
+                break  # another thread was quicker
+        return old
+
+    def call(self, token: str) -> None:
+        """What this waiter waits for has changed."""
+        intent = self.intents.get(token)
+        if intent is not None:
+            intent.called = True
+
+
+def lease_for(session: Session, ttl_ms: int, now: float) -> Generator[Request, Answer, EtcdLease]:
+    """A lease that lasts for this ttl from now on: the shared one, renewed if need be, or a new one."""
+    lease = session.leases.get(seconds_for(ttl_ms))
+    if lease is not None and (yield from kept(session, lease, ttl_ms / 1000, now)):
+        return lease
+    lease = yield from new_lease(seconds_for(ttl_ms))
+    session.leases[lease.seconds] = lease
+    return lease
+
+
+def new_lease(seconds: int) -> Generator[Request, Answer, EtcdLease]:
+    """A lease that is not shared."""
+    asked_at, granted = yield from grant_lease(seconds)
+    return EtcdLease(granted.lease, seconds, granted.seconds, asked_at)
+
+
+def kept(session: Session, lease: EtcdLease, ttl: float, now: float) -> Generator[Request, Answer, bool]:
+    """Whether this lease lasts for this ttl from now on; it is renewed only if need be."""
+    if lease.covers(ttl, now):
+        return True
+    asked_at, renewed = yield from keep_lease(lease.id)
+    if renewed.seconds <= 0:
+        session.drop(lease)
+        return False
+    lease.lasts = renewed.seconds
+    lease.renewed_at = max(lease.renewed_at, asked_at)
+    return lease.covers(ttl, asked_at)

@@ -1,0 +1,234 @@
+"""The latch: it opens when it has been counted down to zero, and then all waiters continue.
+
+Invariant. The count never rises while the server remembers the latch, and each ``count_down`` lowers it once: its token
+leaves a tombstone, by which a request that arrives twice is recognised. An open latch stays open until the server
+forgets it; then its keys are gone, and a new latch of that name begins.
+
+Atomic: each step in lua/latch. The first count_down or wait creates the latch, which remembers its initial count. A
+caller with another count is refused: one of the two is mistaken, and the server cannot know which.
+
+Waiting. A look at a closed latch registers its process as a waiter, in the same step. It is sent again every half
+second, which also shows that the waiter is alive. The step that opens the latch notifies each waiting process.
+Notifications are hints: a notified waiter looks again, and others look soon. Within a process one waiter, the leader,
+looks for all of them. If the leader is lost (Ctrl-C can strike anywhere), another waiter soon replaces it.
+
+Clocks. The server decides how long it remembers the latch: from the last count_down or wait, so for an open latch from
+its opening. If callers give different retentions, the longest one counts.
+
+Why no lease? A count_down says that something is done, and that stays true when its process has gone.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, TypeAlias
+
+from holdfast.errors import HoldfastError, InvalidConfig, OutcomeUnknown, Unsupported
+from holdfast.names import Keys
+from holdfast.options import LockOptions
+from holdfast.protocol import mutex
+from holdfast.protocol.effects import Effects, Step, StepFailed, Wakeup, call, clock, new_token, wait
+from holdfast.protocol.hold import Hold
+from holdfast.protocol.replies import OtherCount, Remaining, WrongKind
+from holdfast.protocol.retry import SHORTEST_CALL, Tries, outage, until_answered
+from holdfast.protocol.wait.cohort import ObjectSlot
+from holdfast.protocol.wait.notifications import NotificationRouter
+from holdfast.protocol.wait.waiting import REFRESH, Pause, WaitLoop, pause_for
+
+_NEVER: Final = float("inf")
+_UNSEEN: Final = float("-inf")
+
+
+class LatchWaiter:
+    """One caller that waits."""
+
+    __slots__ = ("opened", "wakeup")
+
+    def __init__(self, wakeup: Wakeup) -> None:
+        self.wakeup = wakeup
+        self.opened = False
+
+
+class LatchWaiters:
+    """The callers of one process that wait for one latch. Single dict operations, so any thread may call."""
+
+    __slots__ = ("due", "leader", "members", "outage", "seen_at")
+
+    def __init__(self, now: float) -> None:
+        self.members: dict[LatchWaiter, None] = {}
+        self.leader: dict[None, LatchWaiter] = {}  # looks for all; the first waiter to get in here
+        self.due = now + REFRESH  # when the leader has looked again, unless it is lost
+        self.seen_at = _UNSEEN  # when the server last answered a look
+        self.outage: StepFailed | None = None  # why the server does not count us among its waiters
+
+    def find_leader(self, me: LatchWaiter, now: float) -> LatchWaiter:
+        leader = self.leader.setdefault(None, me)
+        if leader is not me and now > self.due:
+            self.due = now + REFRESH  # else all waiters would replace it at once
+            self.leader[None] = leader = me
+        return leader
+
+    def leave(self, me: LatchWaiter) -> None:
+        self.members.pop(me, None)
+        if self.leader.get(None) is me:
+            self.leader.pop(None, None)
+        if not self.leader:  # it was us, or a leader that has woken us to replace it
+            for other in list(self.members):
+                other.wakeup.wake()
+                return
+
+
+WaitersByLatch: TypeAlias = dict[tuple[int, str, str], LatchWaiters]  # of one client, by generation, latch and count
+
+
+class BaseLatch:
+    """One latch with a given initial count."""
+
+    __slots__ = ("_count", "_driver", "_keys", "_latch_waiters", "_options", "_retention", "_shared")
+
+    def __init__(
+        self, driver: Any, waiters: WaitersByLatch, keys: Keys, *, count: int, retention: float, options: LockOptions
+    ) -> None:
+        self._driver = driver
+        self._latch_waiters = waiters
+        self._keys = keys
+        self._options = options
+        self._count = str(count)
+        self._retention = str(round(retention * 1000))
+        latch, waiting = (f"{keys.head}{part}{keys.tail}" for part in ("latch", "latch:waiters"))
+        self._shared = latch, waiting, keys.main, *keys.shared[2:]
+
+    @property
+    def name(self) -> str:
+        return self._keys.name
+
+    def _count_down(self, n: int) -> Effects[int]:
+        """Count down; the count that is left. If the caller is cancelled, it may have been counted, but not twice."""
+        token = yield from new_token("")
+        # The tombstone must outlast the last try by as long as others do.
+        tombstone_ms = mutex.TOMBSTONE_MS + round(self._options.timeout * 1000)
+        args = (token, self._count, str(n), self._retention, str(tombstone_ms))
+        step = Step("latch_count_down", (*self._shared, self._keys.tombstone(token)), args)
+        try:
+            reply, *_ = yield from until_answered(lambda: step, self._options, jitter=token, shielded=True)
+        except StepFailed as failed:
+            if not failed.sent:
+                raise self._outage(failed) from failed.__cause__
+            advice = "call count(), and count down again only if no other caller can have changed it"
+            raise OutcomeUnknown(self.name, "a count_down", advice) from failed.error
+        return self._left(reply)
+
+    def _look(self) -> Effects[int]:
+        step = self._look_step("", "")
+        try:
+            reply, *_ = yield from until_answered(lambda: step, self._options)
+        except StepFailed as failed:
+            raise self._outage(failed) from failed.__cause__
+        return self._left(reply)
+
+    def _outage(self, failed: StepFailed, waited: float | None = None) -> HoldfastError:
+        return outage(failed, f"latch {self.name!r}", self._options.timeout if waited is None else waited)
+
+    def _look_step(self, token: str, channel: str) -> Step:
+        return Step("latch_look", self._shared, (token, self._count, channel, self._retention))
+
+    def _left(self, reply: Remaining | OtherCount | WrongKind) -> int:
+        if isinstance(reply, OtherCount):
+            raise InvalidConfig(
+                f"latch({self.name!r}, count={self._count})",
+                f"it began with count={reply.total}; give that count, or choose another name",
+            )
+        if isinstance(reply, WrongKind):
+            raise Unsupported(
+                f"latch {self.name!r}: it is in use as a {reply.kind}", "choose another name for one of the two"
+            )
+        return reply.left
+
+    def _wait(self, patience: float | None) -> Effects[bool]:
+        """Wait until the latch is open, at most that long (None: forever). Returns whether it is open."""
+        router: NotificationRouter = self._driver.router
+        started = now = yield from clock()
+        until = _NEVER if patience is None else now + patience
+        key = self._driver.generation, self._shared[0], self._count
+        waiters = self._latch_waiters.setdefault(key, LatchWaiters(now))
+        me = LatchWaiter(router.new_wakeup())
+        try:
+            waiters.members[me] = None
+            while not me.opened:
+                if now >= until:
+                    return (yield from self._look_last(waiters, started, until))
+                if waiters.find_leader(me, now) is me:
+                    yield from self._watch(waiters, me, until)
+                    now = yield from clock()
+                else:
+                    now = yield from wait(me.wakeup, min(until, now + REFRESH))
+            return True
+        finally:
+            waiters.leave(me)
+            if not waiters.members and self._latch_waiters.get(key) is waiters:
+                self._latch_waiters.pop(key, None)
+
+    def _watch(self, waiters: LatchWaiters, me: LatchWaiter, until: float) -> Effects[None]:
+        """Look as the leader, until the latch is open or that time has come; wake all waiters of this process."""
+        router: NotificationRouter = self._driver.router
+        hold = Hold(
+            self._keys, self._options, ObjectSlot(self._driver.cohorts)
+        )  # never held: its token receives the notifications
+        hold.token = yield from new_token("")
+        waiter = WaitLoop(
+            "latch", hold, router, Tries(self._options, (yield from clock()), until, jitter=hold.token), until
+        )
+
+        def look(waiter: WaitLoop, channel: str, now: float, timeout: float) -> Effects[bool | Pause]:
+            if waiters.leader.get(None) is not me:
+                return False  # another waiter has replaced us, because we were late
+            waiters.due = now + timeout + 2 * REFRESH
+            there = list(waiters.members)  # a later one may have come after the latch was forgotten
+            try:
+                left = self._left((yield from call(self._look_step(hold.token, channel), timeout)))
+            except StepFailed as failed:
+                waiters.outage = StepFailed(failed.error, sent=failed.sent, retry=failed.retry, silent=failed.silent)
+                raise
+            waiters.seen_at = now
+            if channel:  # without one, even a replica answers
+                waiters.outage = None
+            if left:
+                pause = pause_for(hold.token, channel, waiter.attempt)
+                waiters.due = (yield from clock()) + (pause if channel else timeout) + 2 * REFRESH
+                return Pause(pause)
+            for latch_waiter in there:
+                latch_waiter.opened = True
+                latch_waiter.wakeup.wake()
+            return True
+
+        try:
+            yield from waiter.run(look)
+        except StepFailed as failed:
+            raise self._outage(failed, (yield from clock()) - waiter.tries.failing_since) from failed.__cause__
+        finally:
+            router.dismiss(hold)
+
+    def _look_last(self, waiters: LatchWaiters, started: float, until: float) -> Effects[bool]:
+        """One last look of its own, as a notification may have been lost. Returns whether the latch is open.
+
+        If the server does not answer, the last answered look of this process decides; without one it is an outage.
+        """
+        if until <= started:
+            return (yield from self._look()) == 0
+        step = self._look_step("", "")
+        failed = waiters.outage
+        try:
+            ends = (yield from clock()) + SHORTEST_CALL
+            reply, *_ = yield from until_answered(lambda: step, self._options, until=ends)
+            if failed is None or self._left(reply) == 0:
+                return self._left(reply) == 0
+        except StepFailed as last:
+            if failed is None and waiters.seen_at >= started:
+                return False
+            failed = last
+        raise self._outage(failed, until - started) from failed.__cause__
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a Latch cannot be pickled: connect in the other process and name the latch there")
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__module__}.Latch object {self.name!r}, count {self._count}>"

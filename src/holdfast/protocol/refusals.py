@@ -1,0 +1,95 @@
+"""Why a caller does not get a lock: another holder has it, the server does not answer, or the client was closed.
+
+Invariant. "Another holder has it" is said only if the last step was refused. A hold that stood in the local queue alone
+has sent no step: then the last step of the active hold of its client decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import TYPE_CHECKING, Final
+
+from holdfast.errors import AcquireTimeout, Unavailable, rounded
+from holdfast.holder import Holder, holder_of
+from holdfast.protocol.hold import TRYING, Hold
+from holdfast.protocol.replies import Refused
+from holdfast.protocol.retry import SHORTEST_CALL
+
+if TYPE_CHECKING:
+    from holdfast.protocol.leases import Driver
+
+TRY_LATER: Final = "Wait longer (wait=), or catch AcquireTimeout and try again later"
+
+
+class TimedOut(Exception):
+    """The wait is over and the lock was refused: None for ``acquire``, AcquireTimeout for ``with``.
+
+    The error is not made at once: where many waits end together, saying why takes longer than all else
+    (benchmarks.crowd).
+    """
+
+    def __init__(self, hold: Hold) -> None:
+        self.hold = hold
+
+
+def refuse_closed(driver: Driver) -> None:
+    if driver.registry.closed:
+        raise Unavailable({driver.address: "this client was closed"}, "Connect again, or close it later")
+
+
+def refuse_silence(driver: Driver, hold: Hold, waited: float) -> None:
+    """Raise Unavailable if the server has not answered, rather than refused."""
+    outcome = hold.waiter.outcome
+    if outcome is None and (active := driver.cohorts.active(hold)) is not None and active.phase is TRYING:
+        outcome = active.waiter.outcome
+        if outcome is None and waited >= SHORTEST_CALL:
+            silence = {driver.address: f"it did not answer within {rounded(waited)} s"}
+            outcome = Unavailable(silence, "It may be hung or far away; see timeout= of connect")
+    if isinstance(outcome, Unavailable):
+        raise Unavailable(outcome.causes, outcome.advice, f"lock {hold.name!r}")
+
+
+def refusal_of(driver: Driver, hold: Hold) -> Refused | None:
+    """The last refusal: its own, or that of the active waiter of its client."""
+    outcome, active = hold.waiter.outcome, driver.cohorts.active(hold)
+    if outcome is None and active is not None and active.phase is TRYING:
+        outcome = active.waiter.outcome
+    return outcome if isinstance(outcome, Refused) else None
+
+
+def holder_seen(driver: Driver, hold: Hold, now: float) -> Holder | None:
+    """The holder that the last refusal named, or a holder of this client before it in the local queue."""
+    refused = refusal_of(driver, hold)
+    if refused is None:
+        return holder_here(driver, hold, now)
+    return holder_named(refused) if refused.holder else None
+
+
+def holder_named(refused: Refused) -> Holder:
+    """The holder that a refusal names."""
+    left = refused.left_ms / 1000 if refused.left_ms >= 0 else None
+    return holder_of(refused.holder, left, "reserved" if refused.reserved else "")
+
+
+def holder_here(driver: Driver, hold: Hold, now: float) -> Holder | None:
+    """The holder of this client behind which that hold waits in the local queue; None if there is none."""
+    active = driver.cohorts.active(hold)
+    if active is None or not active.fence:
+        return None
+    return holder_of(active.token.encode(), max(0.0, active.lasts_until - now))
+
+
+def timeout_error(driver: Driver, hold: Hold, waited: float, why: str, now: float) -> AcquireTimeout:
+    """The error of a caller whose wait is over, and why the lock was refused."""
+    refused = refusal_of(driver, hold)
+    name = hold.name_of(refused.key) if refused is not None and refused.key else ""
+    return AcquireTimeout(hold.name, waited, why, holder_seen(driver, hold, now), name)
+
+
+def held_by(me: Hashable, holder: Hashable, refused: str = "") -> str:
+    """Why a caller could not have what that caller has; of several names ``refused``."""
+    what = repr(refused) if refused else "it"
+    if me == holder:
+        advice = "Lock all names at once" if refused else "Pass the lease down, or use client.rlock"
+        return f"this thread or task holds {what}. Nested by mistake? {advice}"
+    return f"another thread or task of this process holds {what}. {TRY_LATER}"

@@ -1,0 +1,85 @@
+"""Grants that count once replicas have them (``replicas=``).
+
+Invariant. With ``replicas=n`` no caller gets a lease before the server has said that n replicas have acknowledged all
+that it had written up to then, the grant among it.
+
+One request does it: a renewal of the grant, and WAIT after it on the same connection, because WAIT counts the replicas
+that have what *this connection* wrote. The renewal asks for one millisecond more than the grant did, since a renewal
+that prolongs nothing writes nothing, and WAIT would then be satisfied by replicas that have seen none of it. It also
+finds out whether the server that answers has the grant at all: another one may have taken over since.
+
+It is the same request whether a reply, a notification or a ticket brought the grant. A hold that is passed on within
+its process is not a new grant, and is not confirmed again. Nor are renewals: a failover that loses one ends the lease
+earlier on the new primary than its holder believes, by less than a ttl.
+
+What it does not give is consensus: a replica that has acknowledged the grant need not be the one that takes over.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from holdfast.errors import Unavailable, rounded
+from holdfast.options import LockOptions
+from holdfast.protocol.effects import (
+    STOPPED,
+    Command,
+    Effects,
+    StepFailed,
+    call_on,
+    clock,
+    close_connection,
+    open_connection,
+    parsed,
+)
+from holdfast.protocol.hold import Hold
+from holdfast.protocol.mutex import renew_step
+from holdfast.protocol.replies import DONE
+from holdfast.protocol.retry import outage
+
+_SERVER_WAITS: Final = 0.8  # of the time that the request may take, so that its reply is in time
+_SHORTEST: Final = 0.001
+
+
+def confirm(hold: Hold, address: str) -> Effects[None]:
+    """Wait until enough replicas have the grant of this hold. Unavailable if they have not in time."""
+    options = hold.options
+    try:
+        kept, copies, asked_at = yield from _ask(hold, options)
+    except StepFailed as failed:
+        hold.take_back()
+        raise outage(failed, f"lock {hold.name!r}", options.call_timeout) from failed.__cause__
+    if kept == DONE and copies >= options.replicas:
+        hold.prolong(options.ttl, asked_at)
+        if (yield from clock()) < hold.deadline:
+            return
+        why, advice = "its answer came after the ttl", "Give a longer ttl, or look why the server is that slow"
+    elif kept != DONE:
+        why, advice = "the server that granted it was replaced by one that knows nothing of it", "Try again"
+    else:
+        waited = rounded(_SERVER_WAITS * options.call_timeout)
+        why = f"{copies} of {options.replicas} replicas confirmed the grant within {waited} s"
+        advice = "See INFO replication there, or ask for fewer (replicas=)"
+    hold.take_back()
+    raise Unavailable({address: why}, advice, f"lock {hold.name!r}")
+
+
+def _ask(hold: Hold, options: LockOptions) -> Effects[tuple[int, int, float]]:
+    """Whether the grant is there, how many replicas have it, and when the request was sent."""
+    timeout = options.call_timeout
+    connection = yield from open_connection(timeout)
+    step = renew_step(hold, options.ttl + _SHORTEST)
+    patience_ms = max(1, round(1000 * _SERVER_WAITS * timeout))
+    try:
+        asked_at = yield from clock()
+        replies = yield from call_on(
+            connection, step, Command(("WAIT", options.replicas, patience_ms)), timeout=timeout
+        )
+    except STOPPED:
+        yield from close_connection(connection)
+        raise
+    yield from close_connection(connection)
+    for reply in replies:
+        if isinstance(reply, StepFailed):
+            raise reply
+    return parsed(step, replies[0]), int(replies[1]), asked_at

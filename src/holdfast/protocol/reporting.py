@@ -1,0 +1,171 @@
+"""Reporting what happens to a hold, for logs, metrics and traces.
+
+Invariant. An event is reported after what it is about, and never changes it. ``registry.observed()`` says whether any
+hook or log wants events of the ordinary course of things; if not, none is made, and no effect is yielded for one.
+
+Every Waiting is followed by an Acquired or Abandoned with ``queued``, and every Acquired by a Released, PassedOn or
+Lost of the same hold; except in a process that ends or forks.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from holdfast.errors import HoldfastError, LeaseLost, NotHeld
+from holdfast.events import Abandoned, Acquired, Event, Lost, PassedOn, Released, RenewalFailed, Renewed, Waiting
+from holdfast.holder import Holder, holder_of
+from holdfast.protocol.effects import STOPPED, Effects, clock, report
+from holdfast.protocol.hold import HELD, LOST, Hold
+from holdfast.protocol.refusals import TimedOut, holder_named, holder_seen
+from holdfast.protocol.replies import Refused
+
+if TYPE_CHECKING:
+    from holdfast.lease import BaseLease
+    from holdfast.protocol.lock import BaseLock
+
+SLOW: Final = 0.5  # a renewal is slow if less than this part of the validity was left
+LONG_WAIT: Final = 10.0  # seconds after which a wait is reported again; then after twice that time, and so on
+
+
+T = TypeVar("T")
+
+
+def described(hold: Hold) -> dict[str, Any]:
+    """The fields that every event of this hold has."""
+    mode = {"any": "read", "all": "write"}.get(hold.mode, "")
+    return {
+        "name": ", ".join(hold.names),
+        "kind": hold.kind,
+        "mode": mode,
+        "label": hold.options.label,
+        "fence": hold.public_fence or None,
+    }
+
+
+def report_wait(hold: Hold, holder: Holder | None = None) -> Effects[None]:
+    """This hold has to wait, and that was not reported yet. ``holder``: of the same client."""
+    if hold.waits_since:
+        return
+    hold.waits_since = yield from clock()
+    yield from report(Waiting(**described(hold), holder=holder or refuser(hold), local=hold.waiter.outcome is None))
+
+
+def report_long_wait(hold: Hold, waited: float, holder: Holder | None, deadlock: str) -> Effects[None]:
+    holder = holder or refuser(hold)
+    yield from report(Waiting(**described(hold), waited=waited, holder=holder, deadlock=deadlock))
+
+
+def is_waited_for_long(hold: Hold, now: float) -> bool:
+    """Whether holds of this client have waited for this one for long. Waiters in a local queue have no timers, so the
+    keeper looks when it renews the holder."""
+    if not hold.waited_for_since:
+        hold.waited_for_since = now
+    return now >= hold.waited_for_since + LONG_WAIT
+
+
+def report_local_wait(hold: Hold, now: float) -> Effects[None]:
+    """Holds of this client have waited for this one, which has the lock, for long."""
+    holder = holder_of(hold.token.encode(), hold.remaining(now))
+    fields = {**described(hold), "fence": None}
+    yield from report(Waiting(**fields, waited=now - hold.waited_for_since, holder=holder, local=True))
+
+
+def refuser(hold: Hold) -> Holder | None:
+    """The holder that the last refusal named."""
+    outcome = hold.waiter.outcome
+    if isinstance(outcome, Refused) and outcome.holder:
+        return holder_named(outcome)
+    return None
+
+
+def is_slow(hold: Hold, left: float) -> bool:
+    """Whether it was renewed with less than half of its validity left, although it is renewed all the time."""
+    return left < SLOW * hold.options.validity and hold.options.renew and hold.deadline < hold.max_hold_ends
+
+
+def report_renewal(hold: Hold, left: float) -> Effects[None]:
+    """It was renewed with that many seconds of validity left."""
+    late = max(0.0, hold.options.renewed_with - left)
+    slow = is_slow(hold, left)
+    yield from report(Renewed(**described(hold), remaining=left, validity=hold.options.validity, late=late, slow=slow))
+
+
+def report_failed_renewal(hold: Hold, now: float, error: HoldfastError) -> Effects[None]:
+    left = hold.remaining(now)
+    yield from report(RenewalFailed(**described(hold), remaining=left, tries=hold.failed_renewals, error=error))
+
+
+def lost_event(hold: Hold, now: float) -> Lost:
+    return Lost(**described(hold), held=max(0.0, now - hold.since), reason=hold.reason)
+
+
+def note_attempt(tried: list[Hold], hold: Hold) -> None:
+    """The caller tries by that hold from now on; what was reported of the one before is not reported again."""
+    if tried:
+        hold.waits_since, hold.tries = tried[-1].waits_since, tried[-1].tries
+    tried.append(hold)
+
+
+def observe_acquire(attempt: Effects[BaseLease], tried: list[Hold], lock: BaseLock[Any]) -> Effects[Any]:
+    """Run an attempt to acquire that lock, and report how it ends.
+
+    ``tried``: the holds by which it was tried, noted by the attempt.
+    """
+    driver, withdraw = lock._driver, lock._withdraw
+    started = yield from clock()
+    try:
+        lease = yield from attempt
+    except STOPPED as error:
+        hold = tried[-1] if tried else lock._new_hold()
+        over = isinstance(error, TimedOut)
+        now = yield from clock()
+        yield from report(
+            Abandoned(
+                **described(hold),
+                waited=now - started,
+                tries=hold.tries,
+                queued=bool(hold.waits_since),
+                holder=holder_seen(driver, hold, now) if over else None,
+                error=None if over else error,
+            )
+        )
+        raise
+    try:
+        yield from report(acquired_event(lease._hold, (yield from clock()) - started))
+    except STOPPED:  # Ctrl-C while a hook runs: the caller gets no lease
+        yield from withdraw(lease._hold)
+        raise
+    return lease
+
+
+def acquired_event(hold: Hold, waited: float) -> Acquired:
+    return Acquired(
+        **described(hold), waited=waited, tries=hold.tries, passed=hold.passed, queued=bool(hold.waits_since)
+    )
+
+
+def observe_release(release: Effects[T], hold: Hold) -> Effects[T]:
+    """Run a release or a hand-over, and report how it ends."""
+    found_lost = hold.phase is LOST  # then it was reported as lost
+    was_held = hold.phase is HELD
+    failed: HoldfastError | None = None
+    try:
+        return (yield from release)
+    except NotHeld:
+        was_held = False  # another thread has released it
+        raise
+    except HoldfastError as error:
+        failed = error
+        raise
+    finally:
+        if was_held and not found_lost:
+            yield from report(_end_event(hold, (yield from clock()), failed))
+
+
+def _end_event(hold: Hold, now: float, failed: HoldfastError | None) -> Event:
+    if isinstance(failed, LeaseLost):
+        return lost_event(hold, now)
+    held = max(0.0, now - hold.since)
+    if hold.successor is not None:
+        return PassedOn(**described(hold), held=held)
+    return Released(**described(hold), held=held, error=failed)

@@ -1,0 +1,196 @@
+"""Presence of many waiters: if a client has many, its keeper shows the server in batches that they are alive.
+
+Invariant. A waiter of a crowd sleeps. Every half second a ``present`` step shows the server that it is alive. The reply
+says whether the waiter should ask: its entry is gone (a notification was lost, or the entry was removed), the lock is
+free, or the holder's lease is about to end. So a lost notification costs half a second, as it does without a crowd. If
+a batch is not answered, it is sent again with the next round, and the waiters sleep on; a waiter whose wait ends
+meanwhile raises the error of the batch. After REST, a waiter that was not shown lately asks by itself, because the
+keeper may be stuck.
+
+Atomic: the ``present`` step, over the waiters of one batch; in a cluster, over those of one slot. It changes nothing
+for a waiter that is not in the queue. Any thread may call the methods of a Crowd: they are single dict operations.
+
+Clocks. The reply has the server's time, which ties the server's clock to ours as each answered acquire step does; see
+``Hold.accept``.
+
+Why waiters do not send an acquire step each: 20,000 waiters would send 40,000 steps a second, and delay the renewals of
+their client too long.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from holdfast.protocol.effects import Effects, Step, StepFailed, call_each, clock, warn
+from holdfast.protocol.hold import Hold
+
+CROWD: Final = 32  # up to this number, each waiter shows its own presence
+REST: Final = 120.0  # longest first sleep of a waiter, in seconds; doubled after each sleep that nothing ended
+LARGE: Final = 500  # more threads than this that time out at once would delay the keeper's renewals
+EVERY: Final = 0.5  # seconds; a waiter that was not shown for a second loses its place
+
+_LATELY: Final = 2.0  # seconds: a round may have failed, or have been slow
+_A_STEP: Final = 200  # waiters: about a millisecond of the server's time
+_A_CALL: Final = 5  # steps
+_A_THREAD: Final = 0.0002  # seconds that a thread needs to wake up and return to its caller
+_FIRST_WARNING: Final = 1.0  # seconds between two warnings, doubled each time
+_RAREST_WARNING: Final = 60.0
+_NEVER: Final = float("inf")
+
+
+def _one_slot(_: str) -> int:
+    return 0
+
+
+class Crowd:
+    """The waiters of one client whose presence the keeper shows."""
+
+    def __init__(self) -> None:
+        self.most_alone = CROWD
+        self.spread_over = 0.0  # seconds over which timeouts at the same time are spread
+        self._last_end = 0.0  # when the wait ends that was planned last
+        self.slot_of: Callable[[str], int] = _one_slot  # of a key: a step is for the waiters of one slot
+        self.members: dict[str, Hold] = {}  # by token
+        self.due_at = _NEVER
+        self.outage: StepFailed | None = None  # why the last batch was not answered
+        self._left: deque[Hold] = deque()  # of the present round
+        self._warn_at = 0.0
+        self._warn_after = _FIRST_WARNING
+
+    def join(self, hold: Hold, now: float) -> bool:
+        """Add a waiter that sleeps from now on; returns whether the keeper must be told of the first round."""
+        self.members[hold.token] = hold
+        if self.due_at != _NEVER:
+            return False
+        self.due_at = now + EVERY
+        return True
+
+    def spread(self, until: float) -> float:
+        """How much longer a waiter of a large crowd sleeps, so that not all threads wake at once (benchmarks.crowd)."""
+        if len(self.members) <= LARGE or until == _NEVER:
+            return 0.0
+        end = self._last_end + _A_THREAD
+        self._last_end = end = end if until <= end < until + self.spread_over else until
+        return end - until
+
+    def leave(self, hold: Hold) -> None:
+        self.members.pop(hold.token, None)
+
+    def look_at_once(self) -> bool:
+        """Begin a round now, because notifications may have been lost; returns whether there are waiters."""
+        if self.members:
+            self.due_at = 0.0
+        return bool(self.members)
+
+    def forget(self) -> None:
+        self.members.clear()
+        self._left.clear()
+        self.due_at = _NEVER
+        self.outage = None
+
+    def is_due(self, now: float) -> bool:
+        if not self.members:
+            self.due_at = _NEVER
+            self._left.clear()
+        elif now >= self.due_at and not self._left:
+            self._left.extend(list(self.members.values()))
+            self.due_at = now + EVERY
+        return bool(self._left)
+
+    def next_batch(self) -> list[list[Hold]]:
+        """The next waiters that still wait, a list for each step."""
+        steps: list[list[Hold]] = []
+        latest: dict[int, list[Hold]] = {}  # by slot
+        for _ in range(min(len(self._left), _A_CALL * _A_STEP)):
+            hold = self._left.popleft()
+            if self.members.get(hold.token) is hold:
+                holds = latest.setdefault(slot := self.slot_of(hold.keys.main), [])
+                if len(holds) == _A_STEP:
+                    holds = latest[slot] = []
+                if not holds:
+                    steps.append(holds)
+                holds.append(hold)
+        return steps
+
+    def fail(self, failed: StepFailed) -> None:
+        """Record that a step was not answered."""
+        self.outage = failed.with_traceback(None)
+
+    def end_round(self) -> None:
+        """No step of a call was answered, so the rest of the round would not be answered either."""
+        self._left.clear()
+
+    def is_to_be_warned_of(self, now: float) -> bool:
+        """Whether to log a warning now: at once, then at growing intervals."""
+        if now < self._warn_at:
+            return False
+        self._warn_at = now + self._warn_after
+        self._warn_after = min(2 * self._warn_after, _RAREST_WARNING)
+        return True
+
+    def check(self) -> None:
+        """Raise the error of the last batch, if it was not answered."""
+        if (failed := self.outage) is not None:
+            raise StepFailed(failed.error, sent=False, retry=False, silent=failed.silent)
+
+    def succeed(self) -> None:
+        self.outage = None
+        self._warn_at, self._warn_after = 0.0, _FIRST_WARNING
+
+
+def rest_of(hold: Hold) -> float:
+    """How long a waiter sleeps at most; spread over the waiters by their tokens."""
+    return REST * (0.5 + ord(hold.token[-1]) % 16 / 32)
+
+
+def is_attended(hold: Hold, now: float) -> bool:
+    """Whether the keeper has shown this waiter lately, so that it need not ask by itself."""
+    return now - hold.waiter.seen[0] < _LATELY
+
+
+def present_step(holds: list[Hold]) -> Step:
+    keys: list[str] = []
+    args: list[str] = []
+    for hold in holds:
+        main, _, queue, waiters = hold.keys.shared
+        keys += (main, queue, waiters)
+        args += (hold.token, str(hold.local_waiters()))
+    return Step("present", tuple(keys), tuple(args))
+
+
+def show_presence(crowd: Crowd, until: float, timeout: float) -> Effects[None]:
+    """Continue the round until its end, or until that time; wake the waiters that should ask."""
+    while batch := crowd.next_batch():
+        asked_at = yield from clock()
+        replies = yield from call_each([present_step(holds) for holds in batch], timeout)
+        for holds, reply in zip(batch, replies, strict=True):
+            if isinstance(reply, StepFailed):
+                crowd.fail(reply)
+                if not reply.retry:
+                    _wake(crowd, holds)  # the waiter whose request was refused must raise the error
+                continue
+            crowd.succeed()
+            now_us, *codes = reply
+            if len(codes) != len(holds):  # a reply to another step
+                _wake(crowd, holds)
+                continue
+            seen = asked_at, now_us
+            for hold, asks in zip(holds, codes, strict=True):
+                if not asks:
+                    hold.waiter.show(seen)
+            _wake(crowd, [hold for hold, asks in zip(holds, codes, strict=True) if asks])
+        if all(isinstance(reply, StepFailed) for reply in replies):
+            crowd.end_round()
+        now = yield from clock()
+        if (failed := crowd.outage) is not None and crowd.is_to_be_warned_of(now):
+            yield from warn(f"{len(crowd.members)} waiters of this client go on waiting: {failed.error}")
+        if now >= until:
+            return
+
+
+def _wake(crowd: Crowd, holds: list[Hold]) -> None:
+    for hold in holds:
+        if crowd.members.get(hold.token) is hold:
+            hold.waiter.wake()

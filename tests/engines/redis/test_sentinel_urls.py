@@ -1,0 +1,231 @@
+"""URLs of Sentinels and clusters: what they mean, what is refused, and which Sentinel is believed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import redis
+import redis.asyncio.sentinel
+import redis.sentinel
+
+import holdfast
+from holdfast.engines.redis.sentinel import Node, Sentinels
+from holdfast.engines.redis.target import resolve
+from holdfast.url import locate, redact
+from tests.servers import free_port
+
+
+def test_hosts_service_and_database() -> None:
+    location = locate("redis+sentinel://user:p%40ss@h1:26380,h2,[::1]:26381/my%20master/3?socket_timeout=2")
+    assert location.hosts == (("h1", 26380), ("h2", 26379), ("::1", 26381))
+    assert (location.engine, location.service) == ("sentinel", "my master")
+    assert location.address == "redis+sentinel://h1:26380,h2:26379,[::1]:26381/my master/3"
+
+
+def test_cluster_nodes() -> None:
+    location = locate("rediss+cluster://:secret@h1:7000,h2:7001?replicas=1")
+    assert location.hosts == (("h1", 7000), ("h2", 7001))
+    assert (location.engine, location.address) == ("cluster", "rediss+cluster://h1:7000,h2:7001")
+    assert location.redis_url.startswith("rediss://:secret@")
+    assert location.replicas == 1
+
+
+def settings_of(url: str, *, aio: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+    target = resolve(url, aio=aio)
+    assert target.sentinels is not None
+    return target.settings, target.sentinels._nodes[0].settings
+
+
+@pytest.mark.parametrize("aio", [False, True])
+def test_credentials_of_servers_and_of_sentinels_are_apart(aio: bool) -> None:
+    servers, sentinels = settings_of(
+        "redis+sentinel://app:one@h1/mymaster/3?sentinel_username=ops&sentinel_password=tw%40o", aio=aio
+    )
+    assert (servers["username"], servers["password"], servers["db"]) == ("app", "one", 3)
+    assert (sentinels["username"], sentinels["password"], sentinels.get("db", 0)) == ("ops", "tw@o", 0)
+
+
+@pytest.mark.parametrize("aio", [False, True])
+@pytest.mark.parametrize(
+    ("url", "servers", "sentinels"),
+    [
+        ("redis+sentinel://h1/m", False, False),
+        ("rediss+sentinel://h1/m", True, True),
+        ("valkeys+sentinel://h1/m", True, True),
+        ("rediss+sentinel://h1/m?sentinel_ssl=false&ssl_ca_certs=/ca", True, False),
+        ("redis+sentinel://h1/m?sentinel_ssl=true&sentinel_ssl_ca_certs=/ca", False, True),
+    ],
+)
+def test_tls_is_chosen_for_both_or_for_each(url: str, servers: bool, sentinels: bool, aio: bool) -> None:
+    target = resolve(url, aio=aio)
+    assert target.sentinels is not None
+    assert target.tls == servers
+    node = target.sentinels._nodes[0]
+    assert ("SSL" in node.connection_class.__name__) == sentinels
+    assert (node.settings.get("ssl_ca_certs") == "/ca") == ("sentinel_ssl_ca_certs" in url)
+
+
+def test_tls_files_are_for_both_unless_said_otherwise() -> None:
+    servers, sentinels = settings_of("rediss+sentinel://h1/m?ssl_ca_certs=/a&ssl_certfile=/b", aio=False)
+    assert servers["ssl_ca_certs"] == sentinels["ssl_ca_certs"] == "/a"
+    servers, sentinels = settings_of("rediss+sentinel://h1/m?ssl_ca_certs=/a&sentinel_ssl_ca_certs=/c", aio=False)
+    assert (servers["ssl_ca_certs"], sentinels["ssl_ca_certs"]) == ("/a", "/c")
+
+
+@pytest.mark.parametrize(
+    ("url", "problem"),
+    [
+        ("redis+sentinel://", "a host is missing"),
+        ("redis+sentinel:///mymaster", "a host is missing"),
+        ("redis+sentinel://h1,,h2/mymaster", "a host is missing"),
+        ("redis+sentinel://h1:26379", "names no service"),
+        ("redis+sentinel://h1:26379/", "names no service"),
+        ("redis+sentinel://h1:26379//0", "names no service"),
+        ("redis+sentinel://h1:26379/mymaster/0/1", "not /service/database"),
+        ("redis+sentinel://h1:26379/mymaster/one", "not a number"),
+        ("redis+sentinel://h1:port/mymaster", "host or port cannot be read"),
+        ("redis+sentinel://h1:70000/mymaster", "host or port cannot be read"),
+        ("redis+sentinel://h1:0/mymaster", "host or port cannot be read"),
+        ("redis+sentinel://[::1:26379/mymaster", "host or port cannot be read"),
+        ("redis+sentinel://h1/mymaster#0", "percent-encode"),
+        ("redis+sentinel://h1/mymaster?colour=blue", "colour.* is no option"),
+        ("redis+sentinel://h1/mymaster?sentinel_colour=blue", "colour.* is no option"),
+        ("redis+sentinel://h1/mymaster?socket_timeout=soon", "socket_timeout cannot be read"),
+        ("redis+sentinel://h1/mymaster?sentinel_ssl=maybe", "neither true nor false"),
+        ("redis+sentinel://h1/mymaster?replicas=some", "replicas is not a whole number"),
+        ("redis://h1/0?replicas=-1", "replicas is not a whole number"),
+        ("redis+cluster://h1:7000/3", "database 0 only"),
+        ("redis+cluster://", "a host is missing"),
+        ("redis+raft://h1", "does not know its scheme"),
+    ],
+)
+def test_an_impossible_url_is_one_clear_line(url: str, problem: str) -> None:
+    with pytest.raises(holdfast.InvalidConfig, match=problem) as refused:
+        holdfast.connect(url)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("redis+sentinel://h1:1,h2:2/m/0", "redis+sentinel://h1:1,h2:2/m/0"),
+        ("redis+sentinel://u:secret@h1:1,h2:2/m/0?sentinel_password=x", "redis+sentinel://***@h1:1,h2:2/m/0?***"),
+        ("redis+sentinel://u:secret", "redis+sentinel://***"),
+        ("redis+sentinel://u:secret,h2:1/m", "redis+sentinel://***"),
+    ],
+)
+def test_a_url_is_shown_without_its_secrets(url: str, shown: str) -> None:
+    assert redact(url) == shown
+
+
+def test_the_address_of_a_redis_client_says_what_it_is() -> None:
+    manager = redis.sentinel.Sentinel([("h1", 26379), ("h2", 26380)], password="s3kr1t", db=2)
+    with holdfast.connect(manager.master_for("mymaster")) as client:
+        assert repr(client) == "<holdfast.blocking.Client of redis+sentinel://h1:26379,h2:26380/mymaster/2>"
+    with pytest.raises(holdfast.InvalidConfig, match="use master_for"):
+        holdfast.connect(manager.slave_for("mymaster"))
+    ours = redis.asyncio.sentinel.Sentinel([("h1", 26379)], ssl=True).master_for("mymaster")
+    target = resolve(ours, aio=True)
+    assert (target.address, target.tls) == ("rediss+sentinel://h1:26379/mymaster/0", True)
+
+
+def test_sentinels_that_cannot_be_reached_are_named(connect: Any) -> None:
+    ports = [free_port(), free_port()]
+    url = "redis+sentinel://" + ",".join(f"127.0.0.1:{port}" for port in ports) + "/mymaster/0"
+    with pytest.raises(holdfast.Unavailable) as refused:
+        connect(url).lock("x").acquire()
+    assert refused.value.causes == {f"Sentinel 127.0.0.1:{port}": "nothing listens there" for port in ports}
+
+
+def test_a_server_that_is_no_sentinel_is_named(connect: Any, url: str) -> None:
+    with pytest.raises(holdfast.Unavailable, match="it is no Sentinel"):
+        connect(url.replace("redis://", "redis+sentinel://").replace("/0", "/mymaster/0")).lock("x").acquire()
+
+
+# Which Sentinel is believed.
+
+
+def state_of(port: int, epoch: int, **other: Any) -> dict[str, Any]:
+    state = {"ip": "10.0.0.1", "port": port, "config-epoch": epoch, "num-other-sentinels": 2}
+    return {"m": {**state, "is_master": True, "is_sdown": False, "is_odown": False, **other}}
+
+
+class Play:
+    """A client's search among Sentinels that answer as told."""
+
+    def __init__(self, count: int = 3, **options: Any) -> None:
+        nodes = [Node(f"h{number}", object, {}) for number in range(count)]
+        self.sentinels = Sentinels("m", nodes, **options)
+        self.asked: list[str] = []
+        self.moves = 0
+        self.sentinels.primary.on_move.append(self._count)
+
+    def _count(self) -> None:
+        self.moves += 1
+
+    def find(self, **answers: Any) -> tuple[str, int]:
+        self.asked.clear()
+        search = self.sentinels._search(3.0)
+        try:
+            node, _ = next(search)
+            while True:
+                self.asked.append(node.address)
+                node, _ = search.send(answers[node.address])
+        except StopIteration as found:
+            endpoint: tuple[str, int] = found.value
+            return endpoint
+
+
+def test_the_first_sentinel_that_knows_a_primary_is_believed_and_asked_first_next_time() -> None:
+    play = Play()
+    answers = {"h0": TimeoutError(), "h1": state_of(7000, 1), "h2": state_of(7000, 1)}
+    assert play.find(**answers) == ("10.0.0.1", 7000)
+    assert play.asked == ["h0", "h1"]
+    play.find(**answers)
+    assert play.asked == ["h1"]
+
+
+@pytest.mark.parametrize("fault", [{"is_sdown": True}, {"is_odown": True}, {"is_master": False}])
+def test_a_primary_that_is_down_is_not_used(fault: dict[str, bool]) -> None:
+    play = Play(1)
+    with pytest.raises(holdfast.Unavailable, match="is down, and no other has taken over yet"):
+        play.find(h0=state_of(7000, 1, **fault))
+
+
+def test_a_client_that_has_seen_a_failover_follows_no_sentinel_that_has_not() -> None:
+    play = Play()
+    play.find(h0=state_of(7001, 5))
+    behind, ahead = state_of(7000, 4), state_of(7002, 6)
+    assert play.find(h0=behind, h1=ahead, h2=ahead) == ("10.0.0.1", 7002)
+    assert play.moves == 1
+    with pytest.raises(holdfast.Unavailable, match="7000, which was replaced since"):
+        play.find(h0=behind, h1=TimeoutError(), h2=TimeoutError())
+    assert play.sentinels.primary.endpoint == ("10.0.0.1", 7002)
+
+
+def test_sentinels_that_were_set_up_anew_are_followed_once_most_agree() -> None:
+    play = Play()
+    play.find(h0=state_of(7001, 5))
+    anew = state_of(7003, 0)
+    assert play.find(h0=anew, h1=TimeoutError(), h2=anew) == ("10.0.0.1", 7003)
+    assert play.find(h0=anew, h1=anew, h2=anew) == ("10.0.0.1", 7003)
+
+
+def test_the_same_primary_again_drops_nothing() -> None:
+    play = Play(1)
+    play.find(h0=state_of(7000, 1))
+    play.find(h0=state_of(7000, 2))
+    assert play.moves == 0
+
+
+def test_an_unknown_service_is_named() -> None:
+    with pytest.raises(holdfast.Unavailable, match="it knows no service 'm'"):
+        Play(1).find(h0={"other": {}})
+
+
+def test_settings_of_redis_py_are_kept() -> None:
+    play = Play(1, fewest_others=3, forced_host="proxy")
+    with pytest.raises(holdfast.Unavailable):
+        play.find(h0=state_of(7000, 1))
+    assert Play(1, forced_host="proxy").find(h0=state_of(7000, 1)) == ("proxy", 7000)

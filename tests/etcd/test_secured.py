@@ -1,0 +1,95 @@
+"""etcd with users, and with TLS."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import holdfast
+from tests.fleet_etcd import EtcdFleet, coded
+
+PASSWORD = "a/secret@word"
+
+
+@pytest.fixture(scope="module")
+def guarded() -> Iterator[EtcdFleet]:
+    """A cluster whose tokens are valid for a second, with a user that may use the keys of app: only."""
+    with EtcdFleet(1, "--auth-token-ttl", "1") as fleet:
+        for name in ("root", "app"):
+            fleet.ask("/v3/auth/user/add", {"name": name, "password": PASSWORD})
+            fleet.ask("/v3/auth/role/add", {"name": name})
+            fleet.ask("/v3/auth/user/grant", {"user": name, "role": name})
+        keys = {"permType": "READWRITE", "key": coded("app:"), "range_end": coded("app;")}
+        fleet.ask("/v3/auth/role/grant", {"name": "app", "perm": keys})
+        fleet.ask("/v3/auth/enable", {})
+        yield fleet
+
+
+def url_of(fleet: EtcdFleet, user: str, password: str = "a%2Fsecret%40word") -> str:
+    return fleet.url.replace("etcd://", f"etcd://{user}:{password}@")
+
+
+def test_a_token_that_has_expired_is_renewed(guarded: EtcdFleet) -> None:
+    with holdfast.connect(url_of(guarded, "app")) as client:
+        lease = client.lock("app:a", ttl=1.5).acquire()
+        time.sleep(4)  # no request but those of the keeper; each may find the token expired
+        lease.check()
+        lease.release()
+        time.sleep(2.5)
+        with client.lock("app:a"):
+            pass
+
+
+def test_a_waiter_is_served_although_tokens_expire(guarded: EtcdFleet, connect: Any) -> None:
+    one, two = connect(url_of(guarded, "app")), holdfast.connect(url_of(guarded, "app"))
+    lease = two.lock("app:a").acquire()
+    assert one.lock("app:a").acquire(timeout=3) is None
+    lease.release()
+    taken = one.lock("app:a").acquire(timeout=10)
+    taken.release()
+    two.close()
+
+
+@pytest.mark.parametrize(
+    ("user", "password", "why"),
+    [
+        ("app", "wrong", "it refused the user or the password"),
+        ("nobody", "wrong", "it refused the user or the password"),
+    ],
+)
+def test_wrong_credentials_are_named_and_not_shown(
+    guarded: EtcdFleet, connect: Any, user: str, password: str, why: str
+) -> None:
+    client = connect(url_of(guarded, user, password))
+    with pytest.raises(holdfast.Unavailable, match=why) as caught:
+        client.lock("app:a").acquire(blocking=False)
+    assert "wrong" not in f"{caught.value!r} {client!r}".replace("wrong password", "")
+
+
+def test_without_credentials_it_says_so(guarded: EtcdFleet, connect: Any) -> None:
+    with pytest.raises(holdfast.Unavailable, match="it wants a user and a password"):
+        connect(guarded.url).lock("app:a").acquire(blocking=False)
+
+
+def test_a_name_that_the_user_may_not_use_is_refused(guarded: EtcdFleet, connect: Any) -> None:
+    with pytest.raises(holdfast.Unavailable, match="this user may not do that"):
+        connect(url_of(guarded, "app")).lock("other:a").acquire(blocking=False)
+
+
+def test_tls(certificate: tuple[str, str], connect: Any) -> None:
+    file, key = certificate
+    with EtcdFleet(1, "--cert-file", file, "--key-file", key, scheme="etcds") as fleet:
+        url = fleet.url.replace("127.0.0.1", "localhost")
+        with pytest.raises(holdfast.Unavailable, match="its TLS certificate is not trusted"):
+            connect(url).lock("a").acquire(blocking=False)
+        trusting = connect(f"{url}?ssl_ca_certs={file}")
+        lease = trusting.lock("a").acquire()
+        assert lease.held
+        lease.release()
+        with pytest.raises(holdfast.Unavailable, match="TLS"):
+            connect(url.replace("etcds://", "etcd://")).lock("a").acquire(blocking=False)
+        with pytest.raises(holdfast.Unavailable, match="ssl_ca_certs"):
+            connect(f"{url}?ssl_ca_certs=/nowhere.pem").lock("a").acquire(blocking=False)

@@ -1,0 +1,1 @@
+"""Events, and the logs, metrics and spans that are made from them."""

@@ -1,0 +1,46 @@
+"""Each program of examples/ does what it says, also where there is no terminal to draw on."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+
+def run_example(name: str, *options: str) -> str:
+    """What it prints, which must fit a terminal without colours."""
+    done = subprocess.run(
+        [sys.executable, "-m", f"examples.{name}", *options], cwd=ROOT, capture_output=True, text=True, timeout=90
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stderr == ""
+    assert "\x1b" not in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    return done.stdout
+
+
+def test_lottery_gives_out_each_prize_once() -> None:
+    output = run_example("lottery", "--prizes", "40")
+    assert "With Holdfast: exactly 40 draws of 40 prizes, each once." in output.splitlines()
+    assert re.search(r"given out, of 40 prizes +\d+ +40\b", output)
+    assert re.search(r"prizes given out twice or more +\d+ +0\b", output)
+    assert "strictly rising" in output
+
+
+def test_another_leads_after_the_leader_was_killed() -> None:
+    output = run_example("leader", "--ttl", "0.5")
+    fences = [int(fence) for fence in re.findall(r"leads, fence (\d+)", output)]
+    assert len(fences) == 4
+    assert fences == sorted(set(fences))
+    assert "was killed" in output
+    assert len(set(re.findall(r"(\w+) leads", output))) == 3
+
+
+def test_the_cache_asks_the_database_once_a_second() -> None:
+    output = run_example("cache_storm", "--seconds", "1.5")
+    found = re.search(r"queries to the database +(\d+) +(\d+) +(\d+)", output)
+    assert found is not None, output
+    assert int(found[1]) > int(found[2])
