@@ -1,1 +1,1 @@
-"""Figures that Holdfast promises, measured: ``make bench``."""
+"""Measures the figures that Holdfast promises: ``make bench``."""

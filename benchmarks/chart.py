@@ -1,9 +1,9 @@
-"""A picture of groups of contenders side by side, as SVG that needs nothing but itself.
+"""A chart of groups of contenders side by side, as one SVG without external files.
 
 Every group is a small table: a line for each contender, a column for each measure. A linear measure is drawn as a bar
-from zero; one on a logarithmic scale, which has no zero, as a point on a grid. Ours is green where it is better than
-all others by more than the noise, and only there. The picture brings its own background, and follows the reader's
-choice of light or dark.
+from zero; one on a logarithmic scale, which has no zero, as a point on a grid. Holdfast is green only where it is
+better than all others by more than the noise. The chart has its own background, and follows the reader's light or dark
+mode.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ __all__ = ["AHEAD", "Column", "Group", "Line", "draw", "in_ms", "of_time"]
 
 WIDTH: Final = 1060
 MARGIN: Final = 32
-AHEAD: Final = 1.05  # how many times as good as all others ours must be to count as ahead
-NAMES: Final = 172  # how wide the names of contenders are
+AHEAD: Final = 1.05  # Holdfast counts as ahead if it is better than all others by this factor
+NAMES: Final = 172  # width of the names of contenders
 GAP: Final = 28  # between columns
-LABEL: Final = 62  # how much room a number needs behind its bar or point
+LABEL: Final = 62  # width of the number behind a bar or point
 HEAD: Final = 132
 LINE: Final = 24
 GROUP_HEAD: Final = 34
@@ -52,7 +52,7 @@ class Column(NamedTuple):
     title: str
     note: str
     is_logarithmic: bool
-    ticks: Sequence[tuple[float, str]] = ()  # where the grid of a logarithmic one lies
+    ticks: Sequence[tuple[float, str]] = ()  # the grid of a logarithmic column
 
     def is_best(self, value: float, others: Sequence[float]) -> bool:
         if self.note.startswith("more"):
@@ -82,11 +82,11 @@ class Group(NamedTuple):
     title: str
     verdict: str
     lines: Sequence[Line]
-    behind: str = ""  # the part of the verdict that is not in our favour
-    ahead: Mapping[int, bool] = MappingProxyType({})  # by column, where more is known than the values say
+    behind: str = ""  # the part of the verdict where Holdfast is not ahead
+    ahead: Mapping[int, bool] = MappingProxyType({})  # by column number; overrides what the values say
 
     def is_ahead(self, number: int, column: Column) -> bool:
-        """Whether ours is the best in that column."""
+        """Whether Holdfast is the best in that column."""
         if number in self.ahead:
             return self.ahead[number]
         ours = [found[0] for line in self.lines if line.is_ours and (found := line.values[number])]
@@ -95,10 +95,10 @@ class Group(NamedTuple):
 
 
 class Span(NamedTuple):
-    """Where a column lies, and how its values become places."""
+    """The position of a column, and the mapping from its values to x coordinates."""
 
     left: float
-    width: float  # of what is drawn, without the room for the number
+    width: float  # of what is drawn, without the number
     lowest: float
     highest: float
     is_logarithmic: bool
@@ -110,16 +110,16 @@ class Span(NamedTuple):
         return self.left + self.width * math.log(value / self.lowest) / math.log(self.highest / self.lowest)
 
 
-def say(x: float, y: float, text: str, classes: str) -> str:
+def text_at(x: float, y: float, text: str, classes: str) -> str:
     return f'<text x="{x:.1f}" y="{y:.1f}" class="{classes}">{escape(text)}</text>'
 
 
 def spans_of(columns: Sequence[Column], groups: Sequence[Group]) -> list[list[Span]]:
-    """By group, by column. Logarithmic columns share one scale, linear ones have one in each group."""
+    """By group and column. A logarithmic column has one scale for all groups, a linear one has a scale per group."""
     room = (WIDTH - 2 * MARGIN - NAMES - GAP * len(columns)) / len(columns)
     spans = []
     for group in groups:
-        those = []
+        in_group = []
         for number, column in enumerate(columns):
             shown = groups if column.is_logarithmic else [group]
             values = [
@@ -129,33 +129,33 @@ def spans_of(columns: Sequence[Column], groups: Sequence[Group]) -> list[list[Sp
             if column.is_logarithmic:
                 lowest, highest = around(lowest, highest, [tick for tick, _ in column.ticks])
             left = MARGIN + NAMES + GAP / 2 + number * (room + GAP)
-            those.append(Span(left, room - LABEL, lowest, highest, column.is_logarithmic))
-        spans.append(those)
+            in_group.append(Span(left, room - LABEL, lowest, highest, column.is_logarithmic))
+        spans.append(in_group)
     return spans
 
 
 def around(lowest: float, highest: float, ticks: Sequence[float]) -> tuple[float, float]:
-    """From the nearest tick below all values to the greatest of them, or to one tick above if that is no way."""
+    """From the nearest tick below all values to the greatest value, and at least to the next tick."""
     low = max((tick for tick in ticks if tick <= lowest), default=lowest)
     return low, max(highest, min((tick for tick in ticks if tick > low), default=low * 10))
 
 
 def draw_head(title: str, subtitle: str, columns: Sequence[Column], spans: Sequence[Span]) -> Iterator[str]:
-    yield say(MARGIN, 48, title, "text title")
-    yield say(MARGIN, 71, subtitle, "soft")
+    yield text_at(MARGIN, 48, title, "text title")
+    yield text_at(MARGIN, 71, subtitle, "soft")
     for column, span in zip(columns, spans, strict=True):
-        yield say(span.left, 104, column.title, "text strong")
-        yield say(span.left, 120, column.note, "soft small")
+        yield text_at(span.left, 104, column.title, "text strong")
+        yield text_at(span.left, 120, column.note, "soft small")
 
 
 def draw_line(line: Line, y: float, ahead: Sequence[bool], spans: Sequence[Span]) -> Iterator[str]:
-    yield say(MARGIN, y + 4.5, line.name, "text strong" if line.is_ours else "text")
+    yield text_at(MARGIN, y + 4.5, line.name, "text strong" if line.is_ours else "text")
     for found, is_ahead, span in zip(line.values, ahead, spans, strict=True):
         text, ours = "text", ""
         if line.is_ours:
             text, ours = ("ours strong", "-ours") if is_ahead else ("text strong", "-behind")
         if found is None:
-            yield say(span.left, y + 4.5, "–", "soft")
+            yield text_at(span.left, y + 4.5, "–", "soft")
             continue
         value, label = found
         x = span.place(value)
@@ -166,16 +166,16 @@ def draw_line(line: Line, y: float, ahead: Sequence[bool], spans: Sequence[Span]
         else:
             width = max(x - span.left, 1.5)
             yield f'<rect x="{span.left:.1f}" y="{y - 7}" width="{width:.1f}" height="14" rx="2.5" class="bar{ours}"/>'
-        yield say(x + 7, y + 4.5, label, text)
+        yield text_at(x + 7, y + 4.5, label, text)
 
 
 def draw_group(group: Group, top: float, columns: Sequence[Column], spans: Sequence[Span]) -> Iterator[str]:
     bottom = top + GROUP_HEAD + LINE * len(group.lines)
     yield f'<line x1="{MARGIN}" y1="{top}" x2="{WIDTH - MARGIN}" y2="{top}" class="rule"/>'
-    yield say(MARGIN, top + 22, group.title, "text group")
+    yield text_at(MARGIN, top + 22, group.title, "text group")
     spans_of_text = [(group.verdict, "ours"), (", " * bool(group.verdict and group.behind) + group.behind, "soft")]
-    said = "".join(f'<tspan class="{classes}">{escape(text)}</tspan>' for text, classes in spans_of_text if text)
-    yield f'<text x="{WIDTH - MARGIN:.1f}" y="{top + 22:.1f}" class="group end">{said}</text>'
+    verdict = "".join(f'<tspan class="{classes}">{escape(text)}</tspan>' for text, classes in spans_of_text if text)
+    yield f'<text x="{WIDTH - MARGIN:.1f}" y="{top + 22:.1f}" class="group end">{verdict}</text>'
     for column, span in zip(columns, spans, strict=True):
         for tick, _ in column.ticks:
             if span.lowest <= tick <= span.highest:
@@ -190,7 +190,7 @@ def draw_ticks(y: float, columns: Sequence[Column], spans: Sequence[Span]) -> It
     for column, span in zip(columns, spans, strict=True):
         for tick, label in column.ticks:
             if label and span.lowest <= tick <= span.highest:
-                yield say(span.place(tick), y, label, "soft small middle")
+                yield text_at(span.place(tick), y, label, "soft small middle")
 
 
 def draw(title: str, subtitle: str, columns: Sequence[Column], groups: Sequence[Group]) -> str:
@@ -207,16 +207,16 @@ def draw(title: str, subtitle: str, columns: Sequence[Column], groups: Sequence[
         *draw_head(title, subtitle, columns, spans[0]),
     ]
     top = float(HEAD)
-    for group, those, taken in zip(groups, spans, heights, strict=True):
-        parts += draw_group(group, top, columns, those)
+    for group, in_group, taken in zip(groups, spans, heights, strict=True):
+        parts += draw_group(group, top, columns, in_group)
         top += taken
     parts += draw_ticks(top - GROUP_GAP + 18, columns, spans[0])
     return "\n".join([*parts, "</svg>", ""])
 
 
 def described(columns: Sequence[Column], groups: Sequence[Group]) -> str:
-    """The same in words, for those who do not see it."""
-    said = []
+    """The chart as text, for screen readers."""
+    sentences = []
     for group in groups:
         lines = [
             f"{line.name} "
@@ -225,5 +225,5 @@ def described(columns: Sequence[Column], groups: Sequence[Group]) -> str:
             )
             for line in group.lines
         ]
-        said.append(f"{group.title}: {'; '.join(lines)}.")
-    return " ".join(said)
+        sentences.append(f"{group.title}: {'; '.join(lines)}.")
+    return " ".join(sentences)

@@ -1,21 +1,22 @@
-"""Threads of one process on different locks: a connection for each, or one that they share?
+"""Threads of one process on different locks: one connection for each, or one shared connection?
 
     python -m benchmarks.combining [--seconds 0.4] [--rounds 5] [--threads 1,2,4,16,64]
 
-A thread that asks for something while the round trip of another is under way could hand its request to that other one
-instead of using a connection of its own: fewer system calls, and fewer requests that the server has to pick up one by
-one. That is what is tried here, on the real face, with the engine exchanged underneath:
+While one thread waits for a reply, another thread could give its request to the first instead of using a connection of
+its own: fewer system calls, and fewer reads of the server. This benchmark tries that on the public interface, with
+other engines below it:
 
-    lines          what Holdfast does: a connection for each thread that is waiting for a reply
-    combining      flat combining (Hendler, Incze, Shavit and Tzafrir, 2010): whoever finds the connection free leads,
-                   and sends along, in one write, what those who found it taken have asked for
+    pooled         what Holdfast does: one connection for each thread that is waiting for a reply
+    combining      flat combining (Hendler, Incze, Shavit and Tzafrir, 2010): a thread that finds the connection free
+                   leads, and also sends, in the same write, the requests of the threads that found it taken
     combining x 2  the same over two connections, so that two threads need not wait for each other
-    sharing        one connection: everybody writes for itself, and one of those who wait reads for all
-    the wire       one connection with a thread of its own, which writes and reads for all; see engines/redis_wire.py
+    sharing        one connection: each thread writes its own request, and one of the waiting threads reads for all
+    shared         one connection with a thread that writes and reads for all; see
+                   engines/redis/blocking/shared_connection.py
 
-Each thread acquires and releases a lock of its own. All contenders run in each of several rounds, in shuffled order, so
-that what is compared is the ratio within a round: the speed of a machine wanders. CPU is what client and server
-take together, per cycle.
+Each thread acquires and releases a lock of its own. All contenders run in each of several rounds, in shuffled order;
+the ratio within a round is compared, because the speed of a machine changes. CPU is the time of client and server
+together, per cycle.
 """
 
 from __future__ import annotations
@@ -38,49 +39,49 @@ from tests.servers import Server
 
 import holdfast
 from benchmarks.report import console, new_table, spread_of
-from holdfast.engines.redis import Line
-from holdfast.engines.target import aim
-from holdfast.engines.wire import Op, pack
+from holdfast.engines.redis.blocking.pooled_connection import PooledConnection
+from holdfast.engines.redis.protocol import MORE, Op, pack
+from holdfast.engines.redis.target import resolve
 from holdfast.lua import SCRIPTS
 
-LINES, COMBINING, COMBINING_TWO, SHARING, WIRE = "lines", "combining", "combining x 2", "sharing", "the wire"
-NAMES = (LINES, COMBINING, COMBINING_TWO, SHARING, WIRE)
+POOLED, COMBINING, COMBINING_TWO, SHARING, SHARED = "pooled", "combining", "combining x 2", "sharing", "shared"
+NAMES = (POOLED, COMBINING, COMBINING_TWO, SHARING, SHARED)
 CORES = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_setaffinity") else []
 
 
 class Slot:
-    """A request, and where its thread waits for the reply, or for being called to work."""
+    """A request, and where its thread waits for the reply or until it has to lead."""
 
-    __slots__ = ("_bell", "data", "is_answered", "reply")
+    __slots__ = ("_wakeup", "data", "is_answered", "reply")
 
     def __init__(self, data: bytes) -> None:
         self.data = data
         self.reply: Any = None
         self.is_answered = False
-        self._bell = allocate_lock()
-        self._bell.acquire()
+        self._wakeup = allocate_lock()
+        self._wakeup.acquire()
 
     def answer(self, reply: Any) -> None:
         self.reply = reply
         self.is_answered = True
-        self.ring()
+        self.wake()
 
-    def ring(self) -> None:
+    def wake(self) -> None:
         try:
-            self._bell.release()
+            self._wakeup.release()
         except RuntimeError:
-            pass  # it has rung already
+            pass  # already woken
 
     def wait(self) -> None:
-        self._bell.acquire()
+        self._wakeup.acquire()
 
 
 class Combining:
-    """Whoever finds a line free leads: it takes along what those who found none have asked for."""
+    """A thread that finds a connection free leads: it also sends the requests of the threads that found none."""
 
-    def __init__(self, url: str, *, lines: int) -> None:
-        self._lines = [Line(aim(url, aio=False), 5.0) for _ in range(lines)]
-        self._resting = deque(self._lines)
+    def __init__(self, url: str, *, connections: int) -> None:
+        self._connections = [PooledConnection(resolve(url, aio=False), 5.0) for _ in range(connections)]
+        self._free = deque(self._connections)
         self._waiting: deque[Slot] = deque()
 
     def call(self, op: Op, timeout: float) -> Any:
@@ -88,24 +89,24 @@ class Combining:
         data = pack(op)
         while slot is None or not slot.is_answered:
             try:
-                line = self._resting.pop()
+                connection = self._free.pop()
             except IndexError:
                 if slot is None:
                     slot = Slot(data)
-                    self._waiting.append(slot)  # and look once more: a line may have become free just before
+                    self._waiting.append(slot)  # then look again: a connection may have become free just before
                 else:
                     slot.wait()
                 continue
             try:
-                reply = self._lead(line, data if slot is None else None, timeout)
+                reply = self._lead(connection, data if slot is None else None, timeout)
             finally:
-                self._resting.append(line)
-                self._call_next()
+                self._free.append(connection)
+                self._promote_next()
             if slot is None:
                 return reply
         return slot.reply
 
-    def _lead(self, line: Line, own: bytes | None, timeout: float) -> Any:
+    def _lead(self, connection: PooledConnection, own: bytes | None, timeout: float) -> Any:
         batch = []
         try:
             while True:
@@ -113,29 +114,29 @@ class Combining:
         except IndexError:
             pass
         if not batch:
-            return None if own is None else line.ask(own, time.monotonic() + timeout)
+            return None if own is None else connection.ask(own, time.monotonic() + timeout)
         requests = [slot.data for slot in batch]
-        replies = line.ask_all(requests if own is None else [own, *requests], timeout)
+        replies = connection.ask_all(requests if own is None else [own, *requests], timeout)
         for slot, reply in zip(reversed(batch), reversed(replies), strict=False):
             slot.answer(reply)
         return replies[0]
 
-    def _call_next(self) -> None:
+    def _promote_next(self) -> None:
         try:
-            self._waiting[0].ring()
+            self._waiting[0].wake()
         except IndexError:
-            pass  # nobody waits
+            pass  # no thread waits
 
     def close(self) -> None:
-        for line in self._lines:
-            line.close()
+        for connection in self._connections:
+            connection.close()
 
 
 class Sharing:
-    """Requests follow each other without waiting; whoever finds nobody reading reads, until it has its own reply."""
+    """Requests follow each other without waiting. A thread that finds no reader reads until it has its own reply."""
 
     def __init__(self, url: str) -> None:
-        self._line = Line(aim(url, aio=False), 5.0)
+        self._connection = PooledConnection(resolve(url, aio=False), 5.0)
         self._asked: deque[Slot] = deque()
         self._writing = allocate_lock()
         self._reading = allocate_lock()
@@ -145,35 +146,34 @@ class Sharing:
         deadline = time.monotonic() + timeout
         with self._writing:
             self._asked.append(slot)
-            self._line._send(slot.data, deadline)
+            self._connection._send(slot.data, deadline)
         while not slot.is_answered:
             if self._reading.acquire(blocking=False):
                 try:
                     self._read_until(slot, deadline)
                 finally:
                     self._reading.release()
-                self._call_next()
+                self._promote_next()
             else:
                 slot.wait()
         return slot.reply
 
     def _read_until(self, own: Slot, deadline: float) -> None:
-        reader = self._line._reader
+        parser = self._connection._parser
         while not own.is_answered:
-            reply = reader.gets()
-            if reply is False:
-                reader.feed(self._line._read(deadline))
-            else:
-                self._asked.popleft().answer(reply)
+            reply = parser.next()
+            if reply is MORE:
+                reply = self._connection._receive(deadline)
+            self._asked.popleft().answer(reply)
 
-    def _call_next(self) -> None:
+    def _promote_next(self) -> None:
         try:
-            self._asked[0].ring()
+            self._asked[0].wake()
         except IndexError:
-            pass  # nobody waits
+            pass  # no thread waits
 
     def close(self) -> None:
-        self._line.close()
+        self._connection.close()
 
 
 class Contender(NamedTuple):
@@ -187,22 +187,22 @@ class Sample(NamedTuple):
 
 
 def contenders(server: Server, stack: ExitStack) -> list[Contender]:
-    those = []
+    opened = []
     for name in NAMES:
         client = stack.enter_context(holdfast.connect(server.url))
         driver: Any = client._driver
         if name == SHARING:
             driver.engine = Sharing(server.url)
-        elif name == WIRE:
-            driver.engine = driver.wire
-        elif name != LINES:
-            driver.engine = Combining(server.url, lines=1 if name == COMBINING else 2)
-        those.append(Contender(name, client))
-    return those
+        elif name == SHARED:
+            driver.engine = driver.shared
+        elif name != POOLED:
+            driver.engine = Combining(server.url, connections=1 if name == COMBINING else 2)
+        opened.append(Contender(name, client))
+    return opened
 
 
 def run(client: holdfast.Client, threads: int, seconds: float, cpu: Callable[[], float]) -> Sample:
-    """All threads start together; the time counts from there until the last has finished its cycle."""
+    """All threads start together; the time is measured until the last has finished its cycle."""
     done = [0] * threads
     ready = threading.Barrier(threads + 1)
     ends = float("inf")
@@ -230,7 +230,7 @@ def run(client: holdfast.Client, threads: int, seconds: float, cpu: Callable[[],
 
 
 def place(server: Server, apart: bool) -> bool:
-    """Put server and client on cores of their own, or let the kernel decide; whether that could be done."""
+    """Put server and client on a core each, or let the kernel decide; returns whether that was possible."""
     if len(CORES) < 2:
         return not apart
     os.sched_setaffinity(server.pid, {CORES[0]} if apart else set(CORES))
@@ -249,10 +249,10 @@ def measure(server: Server, counts: list[int], rounds: int, seconds: float) -> d
             used = admin.info("cpu")
             return float(time.process_time() + used["used_cpu_user"] + used["used_cpu_sys"])
 
-        those = contenders(server, stack)
-        for _, client in those:
-            run(client, max(counts), 0.05, cpu)  # connections are made before anything counts
-        turns = [(count, each) for _ in range(rounds) for count in counts for each in random.sample(those, len(those))]
+        opened = contenders(server, stack)
+        for _, client in opened:
+            run(client, max(counts), 0.05, cpu)  # a warm-up, which makes the connections
+        turns = [(count, one) for _ in range(rounds) for count in counts for one in random.sample(opened, len(opened))]
         for count, (name, client) in track(turns, console=console, transient=True, disable=not console.is_terminal):
             samples.setdefault((name, count), []).append(run(client, count, seconds, cpu))
     return samples
@@ -262,36 +262,36 @@ def show(samples: dict[tuple[str, int], list[Sample]], counts: list[int], title:
     table = new_table(title)
     table.add_column("threads", justify="right")
     table.add_column("", no_wrap=True)
-    for head in ("cycles/s", "p10 .. p90", "times lines", "CPU us/cycle"):
+    for head in ("cycles/s", "p10 .. p90", "times pooled", "CPU us/cycle"):
         table.add_column(head, justify="right", no_wrap=True)
     for count in counts:
         for name in NAMES:
-            mine, lines = samples[name, count], samples[LINES, count]
+            mine, pooled = samples[name, count], samples[POOLED, count]
             rate = spread_of([sample.per_second for sample in mine])
-            ratio = spread_of([a.per_second / b.per_second for a, b in zip(mine, lines, strict=True)])
+            ratio = spread_of([a.per_second / b.per_second for a, b in zip(mine, pooled, strict=True)])
             table.add_row(
-                str(count) if name == LINES else "",
+                str(count) if name == POOLED else "",
                 name,
                 f"{rate.median:,.0f}",
                 f"{rate.p10:,.0f} .. {rate.p90:,.0f}",
-                "" if name == LINES else f"{ratio.median:.2f} ({ratio.p10:.2f}..{ratio.p90:.2f})",
+                "" if name == POOLED else f"{ratio.median:.2f} ({ratio.p10:.2f}..{ratio.p90:.2f})",
                 f"{spread_of([sample.cpu_us for sample in mine]).median:.0f}",
-                end_section=name == WIRE,
+                end_section=name == SHARED,
             )
     console.print(table)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.combining", description=__doc__.partition("\n")[0])
-    parser.add_argument("--seconds", type=float, default=0.4, help="of each measurement (default 0.4)")
+    parser.add_argument("--seconds", type=float, default=0.4, help="seconds for each measurement (default 0.4)")
     parser.add_argument("--rounds", type=int, default=5, help="how often each is measured (default 5)")
-    parser.add_argument("--threads", default="1,2,4,16,64", help="how many, separated by commas")
+    parser.add_argument("--threads", default="1,2,4,16,64", help="numbers of threads, separated by commas")
     asked = parser.parse_args()
     counts = [int(count) for count in asked.threads.split(",")]
     for apart in (True, False):
         with Server() as server:
             if place(server, apart):
-                where = "server and client on a core each" if apart else "wherever the kernel puts them"
+                where = "server and client on a core each" if apart else "where the kernel puts them"
                 show(
                     measure(server, counts, asked.rounds, asked.seconds),
                     counts,

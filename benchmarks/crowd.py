@@ -1,4 +1,4 @@
-"""Whether a client that waits for very many locks still renews its leases, and ends each wait in time.
+"""A client that waits for very many locks must still renew its leases, and end each wait in time.
 
     python -m benchmarks.crowd [--waits 20000] [--threads 1500] [--leases 50] [--seconds 60] [--json FILE]
 
@@ -34,7 +34,7 @@ THREADS_WAIT = 8.0
 
 
 class Seen(NamedTuple):
-    """What came of one client."""
+    """The results of one client."""
 
     lost: int
     latest: float  # end of a wait after its timeout, in seconds
@@ -84,7 +84,7 @@ async def with_tasks(server: Server, waits: int, leases: int, seconds: float) ->
             due = time.monotonic() + seconds
             try:
                 if await client.lock(name).acquire(timeout=seconds) is not None:
-                    errors += 1  # another holder has it
+                    errors += 1  # it is held by another holder, so this grant is wrong
             except holdfast.HoldfastError:
                 errors += 1
             latest = max(latest, time.monotonic() - due)
@@ -116,7 +116,7 @@ def with_threads(server: Server, threads: int, leases: int, seconds: float) -> S
                 due = time.monotonic() + THREADS_WAIT
                 try:
                     if client.lock(name).acquire(timeout=THREADS_WAIT) is not None:
-                        errors.append(None)  # another holder has it
+                        errors.append(None)  # it is held by another holder, so this grant is wrong
                 except holdfast.HoldfastError as error:
                     errors.append(error)
                 late.append(time.monotonic() - due)
@@ -146,9 +146,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.crowd", description=__doc__.partition("\n")[0])
     parser.add_argument("--waits", type=int, default=20_000, help="of the asyncio client (default 20000; 0: none)")
     parser.add_argument("--threads", type=int, default=1500, help="of the blocking client (default 1500; 0: none)")
-    parser.add_argument("--leases", type=int, default=50, help="held by each client (default 50)")
-    parser.add_argument("--seconds", type=float, default=60.0, help="for how long (default 60)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the measurements there as well")
+    parser.add_argument("--leases", type=int, default=50, help="leases that each client holds (default 50)")
+    parser.add_argument("--seconds", type=float, default=60.0, help="length of the run (default 60)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the measurements to this file")
     asked = parser.parse_args()
     seen: dict[str, Seen] = {}
     if asked.waits:

@@ -2,10 +2,10 @@
 
     python -m benchmarks.guard [--rounds 10] [--json FILE]
 
-Beside each guarded write stands the one that people would make without it, to the same resource, by the same client or
-connection: ``SET``, an upsert and its commit (synced by SQLite; the PostgreSQL of the tests does not sync), a file that
-is written beside the old one, synced and renamed. The file's guard syncs twice as often, because the fence must be on
-the disk before the data are. Rounds of both kinds alternate, so that a slow moment of the machine hits both.
+Each guarded write is compared with the usual write without a guard, to the same resource, by the same client or
+connection: ``SET``; an upsert and its commit (synced by SQLite; the PostgreSQL of the tests does not sync); a file that
+is written to a temporary name, synced and renamed. The guard of a file syncs twice as often, because the fence must be
+on the disk before the data. Rounds of both kinds alternate, so that a slow moment of the machine affects both.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ notes = guard.Table("notes", key="id")
 
 
 class Resource(NamedTuple):
-    """One thing to write to, in two ways."""
+    """One resource, and its two kinds of write."""
 
     name: str
     writes: int  # in a round
@@ -82,8 +82,8 @@ def measure(write: Callable[[str], object], writes: int) -> float:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.guard", description=__doc__.partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=10, help="how often everything is measured (default 10)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the measurements there as well")
+    parser.add_argument("--rounds", type=int, default=10, help="number of rounds (default 10)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the measurements to this file")
     asked = parser.parse_args()
 
     with ExitStack() as stack:
@@ -125,7 +125,7 @@ def main() -> int:
         shown = [f"{value * 1e6:,.0f} us" for value in (before.median, after.median, after.p10, after.p90)]
         table.add_row(name, *shown, f"{after.median / before.median:.1f}")
     console.print(table)
-    requests = sent / (asked.rounds * resources[0].writes)  # with some renewals of the lease among them
+    requests = sent / (asked.rounds * resources[0].writes)  # includes some renewals of the lease
     figures = [Figure("requests of a guarded write to Redis", f"{requests:.2f}", "1", requests < 1.05)]
     return conclude(figures, details={"seconds": took}, json_file=asked.json)
 

@@ -1,13 +1,13 @@
-"""What it costs to keep ten thousand leases: one process, one keeper, two minutes, none lost.
+"""The cost of ten thousand leases: one process, one keeper, two minutes, none lost.
 
     python -m benchmarks.keeper [--leases 10000] [--seconds 120] [--json FILE]
 
-The leases have a ttl of 30 s, so that over 120 s each of them would be over three times if it were not renewed. At
-the end each is asked twice: its own clock (``lease.held``), and the server, which must still hold its very token.
+The leases have a ttl of 30 s, so within 120 s each of them must be renewed several times. At the end each lease is
+checked twice: by its own clock (``lease.held``), and on the server, whose key must still have the token of the lease.
 
-CPU is that of this process while it does nothing but keep (``time.process_time``), and the server's own (INFO).
-Memory is what tracemalloc has seen allocated between before the first acquire and after the last one, per lease: the
-lease, its hold, its keys and its entry in the keeper's book, as Python objects.
+CPU is the time of this process while it only renews (``time.process_time``), and that of the server (INFO). Memory is
+what tracemalloc saw allocated from before the first acquire until after the last, per lease: the lease, its hold, its
+keys and its entry in the lease registry, as Python objects.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from tests.servers import Server
 
 import holdfast
 from benchmarks.report import Figure, conclude, console, new_table
-from holdfast.engines.wire import Op
+from holdfast.engines.redis.protocol import Op
 
 TTL = 30.0
-LOOK_EVERY = 2.0
+CHECK_EVERY = 2.0
 BATCH = 1000
 
 
 class ServerSeen(NamedTuple):
-    """What the server itself has counted so far."""
+    """Counters of the server."""
 
     evalsha: int
     cpu: float
@@ -49,8 +49,8 @@ class ServerSeen(NamedTuple):
 
 
 def count_batches(client: holdfast.Client) -> Callable[[], int]:
-    """How many batches the keeper has sent since, which the server cannot tell: it sees single renewals."""
-    engine = client._driver.wire
+    """Count the batches that the keeper sends from now on; the server only sees single renewals."""
+    engine = client._driver.shared
     send = engine.call_each
     sent = 0
 
@@ -83,20 +83,20 @@ def acquire_all(client: holdfast.Client, total: int) -> list[holdfast.Lease]:
         for number in range(total):
             lease = client.lock(f"bench:keeper:{number}", ttl=TTL).acquire(blocking=False)
             if lease is None:
-                raise RuntimeError(f"somebody else holds bench:keeper:{number}")
+                raise RuntimeError(f"another client holds bench:keeper:{number}")
             leases.append(lease)
             progress.advance(task)
     return leases
 
 
 def keep_for(seconds: float, leases: list[holdfast.Lease]) -> int:
-    """Look on; the fewest leases that were held at any look."""
+    """Check the leases again and again; returns the smallest number that was held at any check."""
     started = time.monotonic()
     fewest = len(leases)
-    with new_progress("keeping  ") as progress:
+    with new_progress("renewing ") as progress:
         task = progress.add_task("", total=round(seconds), note="")
         while (elapsed := time.monotonic() - started) < seconds:
-            time.sleep(min(LOOK_EVERY, seconds - elapsed))
+            time.sleep(min(CHECK_EVERY, seconds - elapsed))
             held = sum(lease.held for lease in leases)
             fewest = min(fewest, held)
             progress.update(task, completed=round(time.monotonic() - started), note=f"{held:,} held")
@@ -104,7 +104,7 @@ def keep_for(seconds: float, leases: list[holdfast.Lease]) -> int:
 
 
 def count_on_server(asked: redis.Redis, leases: list[holdfast.Lease]) -> int:
-    """How many keys still hold the token of the lease that believes in them."""
+    """The number of keys that still have the token of their lease."""
     found = 0
     for start in range(0, len(leases), BATCH):
         some = leases[start : start + BATCH]
@@ -115,9 +115,9 @@ def count_on_server(asked: redis.Redis, leases: list[holdfast.Lease]) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.keeper", description=__doc__.partition("\n")[0])
-    parser.add_argument("--leases", type=int, default=10_000, help="how many are held at once (default 10000)")
-    parser.add_argument("--seconds", type=float, default=120.0, help="for how long (default 120)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the measurements there as well")
+    parser.add_argument("--leases", type=int, default=10_000, help="leases held at once (default 10000)")
+    parser.add_argument("--seconds", type=float, default=120.0, help="length of the run (default 120)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the measurements to this file")
     asked = parser.parse_args()
     total: int = asked.leases
 
@@ -126,7 +126,7 @@ def main() -> int:
         stats = server.client()
         client = stack.enter_context(holdfast.connect(server.url))
         with client.lock("bench:warm-up"):
-            pass  # the connections and the keeper are there before memory counts
+            pass  # a warm-up, so that connections and keeper exist before memory is measured
         gc.collect()
         tracemalloc.start()
         empty, _ = tracemalloc.get_traced_memory()

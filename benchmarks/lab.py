@@ -1,21 +1,21 @@
-"""How far the lab comes: its speed, the fenced lock under every pair of faults, the primitives, a question answered.
+"""What the lab can search: its speed, the fenced lock under every pair of faults, the primitives, and a question.
 
     python -m benchmarks.lab [--budget 60] [--each 10] [--clients 2] [--primitives 30] [--late 40] [--only PART]
 
 Five parts, each with a PASS or FAIL, and an exit code.
 
 1. Speed: distinct states of the whole matrix within a budget, on all cores.
-2. The fenced lock: for every pair of kinds of fault, two faults in any order at any step, explored to the end or for
-   ``--each`` seconds. Distinct states are counted over all of them: the same state met in two searches counts once.
-   Nothing may be broken that docs/guarantees.md promises: nothing at all by faults of clients and of the network, and
-   neither fences nor honesty about one's own deadline by a server that forgets, or whose clock jumps.
-3. The primitives: each row of lab/primitives.py with three clients and two faults of the kinds that befall clients and
-   messages, for ``--primitives`` seconds. Nothing that is asked of it may be broken, and all of it must be known, for
-   which all that happens without a fault has to be explored. With how many faults it came to the end, is printed.
-4. Late replies: the fenced lock and each row of the primitives with two clients, where a reply is a move of its own and
-   notifications of later events may overtake it, for ``--late`` seconds. Nothing may be broken, and all that happens
-   without a fault has to be explored.
-5. The question of lab/question.py.
+2. The fenced lock: for every pair of kinds of fault, two faults in any order at any step, explored completely or for
+   ``--each`` seconds. Distinct states are counted over all searches: a state that two searches reach counts once.
+   No guarantee of docs/guarantees.md may be broken: none by faults of clients and of the network, and neither fences
+   nor local deadlines by a server that loses writes, or whose clock jumps.
+3. The primitives: each row of lab/subjects/primitives.py with three clients and two faults of clients and messages, for
+   ``--primitives`` seconds. All invariants of the row must hold, except the limits of the row, which must be found; and
+   all runs without a fault must be explored. The number of faults up to which the search is complete is printed.
+4. Late replies: the fenced lock and each row of the primitives with two clients, where a reply is a separate move and
+   notifications of later events may overtake it, for ``--late`` seconds. No invariant may be broken, and all runs
+   without a fault must be explored.
+5. The question of lab/surveys/question.py.
 """
 
 from __future__ import annotations
@@ -33,24 +33,26 @@ from typing import Any, NamedTuple
 from rich.progress import track
 
 from benchmarks.report import console
-from holdfast.lab.explorer import Explorer
-from holdfast.lab.faults import FAULTS, TREACHERY
-from holdfast.lab.question import answers
-from holdfast.lab.rows import config_of
-from holdfast.lab.survey import survey, trace_of
-from holdfast.lab.trace import Trace
-from holdfast.lab.trial import PRIMITIVES, try_all
+from holdfast.lab.report.trace import Trace
+from holdfast.lab.search.explorer import Explorer
+from holdfast.lab.search.faults import DEFAULT_FAULTS, UNRELIABLE_SERVER
+from holdfast.lab.subjects.rows import config_of
+from holdfast.lab.surveys.common import trace_of
+from holdfast.lab.surveys.primitives import PRIMITIVES, try_all
+from holdfast.lab.surveys.question import answers
+from holdfast.lab.surveys.recipes import survey
 
 STATES_A_MINUTE = 300_000
 FENCED_STATES = 1_000_000
-# What docs/guarantees.md does not promise of a server that loses acknowledged writes, or whose clock jumps; and of a
-# network that says things twice, which no TCP connection does.
-NOT_PROMISED = {
-    "MutualExclusion": TREACHERY,
-    "AcquireTotality": TREACHERY | {"duplicate"},
-    "OwnerOnlyRelease": TREACHERY,
-    "NoLostWakeup": TREACHERY,
-    "Fifo": TREACHERY,
+PAIRED = (*DEFAULT_FAULTS, "reshard")
+# Not guaranteed by docs/guarantees.md if a server loses acknowledged writes, or its clock jumps; or if a network
+# delivers a request twice, which no TCP connection does.
+NOT_GUARANTEED = {
+    "MutualExclusion": UNRELIABLE_SERVER,
+    "AcquireTotality": UNRELIABLE_SERVER | {"duplicate"},
+    "OwnerOnlyRelease": UNRELIABLE_SERVER,
+    "NoLostWakeup": UNRELIABLE_SERVER,
+    "Fifo": UNRELIABLE_SERVER,
 }
 
 
@@ -75,17 +77,17 @@ def explore(pair: Pair) -> Explored:
     return Explored(pair, array("q", explorer.hashes).tobytes(), exhausted, traces)
 
 
-def is_promised(trace: Trace) -> bool:
-    """Whether docs/guarantees.md promises what this trace breaks."""
-    return not NOT_PROMISED.get(trace.invariant, frozenset()) & set(trace.faults)
+def is_guaranteed(trace: Trace) -> bool:
+    """Whether docs/guarantees.md guarantees what this trace breaks."""
+    return not NOT_GUARANTEED.get(trace.invariant, frozenset()) & set(trace.faults)
 
 
 def explore_all_pairs(clients: int, seconds: float) -> tuple[set[int], int, list[Trace]]:
-    pairs = [Pair(kinds, clients, seconds) for kinds in itertools.combinations(FAULTS, 2)]
+    pairs = [Pair(kinds, clients, seconds) for kinds in itertools.combinations(PAIRED, 2)]
     marks: set[int] = set()
     exhausted = 0
     traces: dict[tuple[Any, ...], Trace] = {}
-    # Forked, so that all of them give the same state the same mark; one search each, so that memory is given back.
+    # Forked, so that a state has the same hash in all processes; one search each, so that its memory is freed.
     with multiprocessing.get_context("fork").Pool(os.cpu_count(), maxtasksperchild=1) as pool:
         for found in track(pool.imap_unordered(explore, pairs), "pairs of faults", len(pairs), console=console):
             states = array("q")
@@ -113,18 +115,18 @@ def measure_speed(asked: argparse.Namespace) -> Iterator[bool]:
 
 def search_pairs(asked: argparse.Namespace) -> Iterator[bool]:
     marks, exhausted, traces = explore_all_pairs(asked.clients, asked.each)
-    pairs = len(FAULTS) * (len(FAULTS) - 1) // 2
+    pairs = len(PAIRED) * (len(PAIRED) - 1) // 2
     passed = len(marks) >= FENCED_STATES
     console.print(
         f"the fenced lock, {asked.clients} clients, 2 faults: {len(marks):,} distinct states (at least "
-        f"{FENCED_STATES:,}); {exhausted} of {pairs} pairs of faults explored to the end  {verdict(passed)}"
+        f"{FENCED_STATES:,}); {exhausted} of {pairs} pairs of faults explored completely  {verdict(passed)}"
     )
     yield passed
     for trace in sorted(traces, key=lambda trace: (trace.invariant, trace.faults)):
         faults = " + ".join(trace.faults)
         console.print(f"  {trace.invariant} broken by {faults} in {trace.steps} steps", highlight=False)
-    broken = [trace for trace in traces if is_promised(trace)]
-    console.print(f"broken of what docs/guarantees.md promises: {len(broken)}  {verdict(not broken)}")
+    broken = [trace for trace in traces if is_guaranteed(trace)]
+    console.print(f"guarantees of docs/guarantees.md that are broken: {len(broken)}  {verdict(not broken)}")
     for trace in broken:
         console.print(trace.to_json(), highlight=False, markup=False)
     yield not broken
@@ -135,7 +137,7 @@ def search_primitives(asked: argparse.Namespace) -> Iterator[bool]:
 
 
 def try_rows(seconds: float, *, late: bool = False) -> Iterator[bool]:
-    rows = [row for row in PRIMITIVES if not late or row != "cohort"]  # which has late replies anyway
+    rows = [row for row in PRIMITIVES if not late or row != "cohort"]  # the cohort always has late replies
     rounds = -(-len(rows) // min(os.cpu_count() or 1, len(rows)))
     for tried in try_all(rows, budget=seconds * rounds, late=late):
         console.print(f"{tried.heading}  {verdict(tried.is_passed)}", highlight=False, soft_wrap=True)
@@ -153,12 +155,12 @@ def search_late_replies(asked: argparse.Namespace) -> Iterator[bool]:
 
 
 def search_late_replies_of_the_lock(asked: argparse.Namespace) -> Iterator[bool]:
-    kinds = tuple(kind for kind in FAULTS if kind not in TREACHERY)
+    kinds = tuple(kind for kind in DEFAULT_FAULTS if kind not in UNRELIABLE_SERVER)
     explorer = Explorer(config_of("holdfast", clients=2, kinds=kinds, overtaking=True))
     explored = explorer.search(0, ()) + explorer.search(1, kinds, budget=asked.late)
-    said = "1 fault" if explored == 2 else "no fault"
+    depth = "1 fault" if explored == 2 else "no fault"
     passed = not explorer.broken
-    console.print(f"holdfast: {explorer.states:,} states; {said} to the end  {verdict(passed)}", highlight=False)
+    console.print(f"holdfast: {explorer.states:,} states; {depth}: complete  {verdict(passed)}", highlight=False)
     yield passed
 
 
@@ -181,10 +183,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--budget", type=float, default=60.0, help="seconds for the matrix")
     parser.add_argument("--each", type=float, default=10.0, help="seconds for each pair of faults")
-    parser.add_argument("--clients", type=int, default=2, help="of the fenced lock")
+    parser.add_argument("--clients", type=int, default=2, help="number of clients of the fenced lock")
     parser.add_argument("--primitives", type=float, default=30.0, help="seconds for each row of the primitives")
     parser.add_argument("--late", type=float, default=40.0, help="seconds for each row with late replies")
-    parser.add_argument("--only", choices=PARTS, help="this part alone")
+    parser.add_argument("--only", choices=PARTS, help="run only this part")
     asked = parser.parse_args()
     parts = [PARTS[asked.only]] if asked.only else PARTS.values()
     passed = [each for part in parts for each in part(asked)]

@@ -1,14 +1,15 @@
-"""Latches and elections: how soon those who wait are woken, and what waiting costs.
+"""Latches and elections: how soon waiters are woken, and what waiting costs.
 
     python -m benchmarks.latch_election [--rounds 10] [--json FILE]
 
-Two scenes on one server, in every round each way once, in an order of chance:
+Two scenes on one server; each contender runs once in every round, in random order:
 
-- *latch*: 200 threads of four clients wait. The time is from the call that opens the latch until the last of them goes
-  on. Beside it the same by hand: a counter in Redis at which everybody who waits looks every 10 ms. (No library that we
-  know of has a latch on Redis.) Requests are what the server has counted in the second before.
-- *election*: two candidates take turns. The time is from the call by which one steps down until the other leads. Beside
-  it redis-py's Lock, released and waited for, at its defaults (it looks every 100 ms) and looking every 10 ms.
+- *latch*: 200 threads of four clients wait. The time is from the call that opens the latch until the last thread
+  continues. The comparison is a latch written by hand: a counter in Redis that every waiter reads every 10 ms. (We know
+  of no library with a latch on Redis.) Requests are those that the server counted in the second before.
+- *election*: two candidates take turns. The time is from the call of ``resign`` until the other candidate leads. The
+  comparison is redis-py's Lock, released and waited for, at its defaults (it polls every 100 ms) and with a poll every
+  10 ms.
 """
 
 from __future__ import annotations
@@ -39,27 +40,27 @@ class Way(NamedTuple):
     name: str
     opens: Callable[..., Any]
     option: Any
-    command: str  # what the server counts as one of its requests
+    command: str  # the command whose calls the server counts
     is_ours: bool
 
 
 # ---- latch -----------------------------------------------------------------------------------------------------------
 
 
-class Gate(NamedTuple):
+class OpenedLatch(NamedTuple):
     waits: list[Callable[[], object]]
     opens: Callable[[], object]
 
 
 @contextmanager
-def by_latch(url: str, name: str, option: None) -> Iterator[Gate]:
+def by_latch(url: str, name: str, option: None) -> Iterator[OpenedLatch]:
     with ExitStack() as stack:
         clients = [stack.enter_context(holdfast.connect(url)) for _ in range(CLIENTS)]
-        yield Gate([client.latch(name, 1).wait for client in clients], clients[0].latch(name, 1).count_down)
+        yield OpenedLatch([client.latch(name, 1).wait for client in clients], clients[0].latch(name, 1).count_down)
 
 
 @contextmanager
-def by_hand(url: str, name: str, pause: float) -> Iterator[Gate]:
+def by_hand(url: str, name: str, pause: float) -> Iterator[OpenedLatch]:
     def wait(client: redis.Redis) -> None:
         while int(client.get(name)) > 0:
             time.sleep(pause)
@@ -67,7 +68,7 @@ def by_hand(url: str, name: str, pause: float) -> Iterator[Gate]:
     with ExitStack() as stack:
         clients = [stack.enter_context(redis.Redis.from_url(url, max_connections=1000)) for _ in range(CLIENTS)]
         clients[0].set(name, 1)
-        yield Gate([lambda client=client: wait(client) for client in clients], lambda: clients[0].decr(name))
+        yield OpenedLatch([lambda client=client: wait(client) for client in clients], lambda: clients[0].decr(name))
 
 
 def count_calls(stats: redis.Redis, command: str) -> int:
@@ -75,15 +76,15 @@ def count_calls(stats: redis.Redis, command: str) -> int:
 
 
 def open_latch(server: Server, way: Way, name: str) -> tuple[float, float]:
-    """Seconds until the last waiter goes on, and requests a second before that."""
-    gone_on: list[float] = []
+    """Seconds until the last waiter continues, and the requests in the second before."""
+    ends: list[float] = []
 
     def wait(waits: Callable[[], object]) -> None:
         waits()
-        gone_on.append(time.perf_counter())
+        ends.append(time.perf_counter())
 
-    with server.client() as stats, way.opens(server.url, name, way.option) as gate:
-        threads = [threading.Thread(target=wait, args=(gate.waits[number % CLIENTS],)) for number in range(WAITERS)]
+    with server.client() as stats, way.opens(server.url, name, way.option) as latch:
+        threads = [threading.Thread(target=wait, args=(latch.waits[number % CLIENTS],)) for number in range(WAITERS)]
         for thread in threads:
             thread.start()
         time.sleep(0.5)
@@ -91,10 +92,10 @@ def open_latch(server: Server, way: Way, name: str) -> tuple[float, float]:
         time.sleep(1.0)
         requests = count_calls(stats, way.command) - before
         began = time.perf_counter()
-        gate.opens()
+        latch.opens()
         for thread in threads:
             thread.join()
-    return max(gone_on) - began, requests
+    return max(ends) - began, requests
 
 
 # ---- election --------------------------------------------------------------------------------------------------------
@@ -122,7 +123,7 @@ def by_lock(url: str, name: str, sleep: float) -> Iterator[list[Candidate]]:
 
 
 def take_turns(server: Server, way: Way, name: str) -> list[float]:
-    """Seconds from resigning to leading, turn by turn."""
+    """Seconds from each resignation until the other candidate leads."""
     took = []
     with way.opens(server.url, name, way.option) as candidates:
         leader, other = candidates
@@ -133,7 +134,7 @@ def take_turns(server: Server, way: Way, name: str) -> list[float]:
                 target=lambda other=other, led_at=led_at: (other.lead(), led_at.append(time.perf_counter()))
             )
             rival.start()
-            time.sleep(random.uniform(0.1, 0.25))  # or whoever polls would always be met at the same point
+            time.sleep(random.uniform(0.1, 0.25))  # otherwise a polling candidate is always at the same point
             began = time.perf_counter()
             leader.resign()
             rival.join()
@@ -143,23 +144,23 @@ def take_turns(server: Server, way: Way, name: str) -> list[float]:
     return took
 
 
-# ---- the whole -------------------------------------------------------------------------------------------------------
+# ---- both scenes -----------------------------------------------------------------------------------------------------
 
 LATCHES: Final = [
     Way("Holdfast's latch", by_latch, None, "evalsha", True),
-    Way("a counter, looked at every 10 ms", by_hand, 0.01, "get", False),
+    Way("a counter, polled every 10 ms", by_hand, 0.01, "get", False),
 ]
 ELECTIONS: Final = [
     Way("Holdfast's election", by_election, None, "", True),
     Way("redis-py's Lock", by_lock, 0.1, "", False),
-    Way("redis-py's Lock, every 10 ms", by_lock, 0.01, "", False),
+    Way("redis-py's Lock, 10 ms polls", by_lock, 0.01, "", False),
 ]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.latch_election", description=__doc__.partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=10, help="how often everything is measured (default 10)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the measurements there as well")
+    parser.add_argument("--rounds", type=int, default=10, help="number of rounds (default 10)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the measurements to this file")
     asked = parser.parse_args()
 
     took: dict[str, list[float]] = {way.name: [] for way in LATCHES + ELECTIONS}
@@ -187,10 +188,15 @@ def main() -> int:
     leads, followers = middle[ELECTIONS[0].name], min(middle[way.name] for way in ELECTIONS[1:])
     asks = spread_of(requests[LATCHES[0].name]).median / CLIENTS
     figures = [
-        Figure("latch: requests a second of a client that waits", f"{asks:.2g}", "at most 2.5", asks <= 2.5),
-        Figure("latch: until the last of 200 goes on", f"{ours / peers:.2f} of the time by hand", "less", ours < peers),
+        Figure("latch: requests per second of a waiting client", f"{asks:.2g}", "at most 2.5", asks <= 2.5),
         Figure(
-            "election: from resigning to the next leading",
+            "latch: until the last of 200 continues",
+            f"{ours / peers:.2f} of the time by hand",
+            "less than 1",
+            ours < peers,
+        ),
+        Figure(
+            "election: from a resignation to the next leader",
             f"{leads / followers:.2f} of redis-py's better time",
             "at most 0.5",
             leads <= 0.5 * followers,

@@ -1,22 +1,22 @@
-"""A market: what finer locks bring, by the number of items on offer.
+"""A market: how much finer locks gain, by the number of items on offer.
 
     python -m benchmarks.market [--seconds 2] [--json FILE] [--svg FILE]
 
 Buyers are threads of four processes. A purchase reads the stock of its items, takes two milliseconds to decide, and
-writes it back: without a lock, sales would be lost, and each run checks at its end that none was. Ways to lock:
+writes the stock back. Without a lock, sales would be lost; each run checks at its end that none was. Ways to lock:
 
-- *the whole market*: one lock, whatever is bought.
-- *the item*: a lock for each, so that only buyers of the same item wait for each other.
+- *the whole market*: one lock for all items.
+- *the item*: one lock for each item, so that only buyers of the same item wait for each other.
 - *three items at once*: a basket of three, by one lock on all three names; all or nothing.
-- *three, one by one*: the same basket, by three nested locks in sorted order. Whoever waits for the third keeps others
-  from the first and the second.
-- *three, whole market*: the same basket, by the one lock.
+- *three, one by one*: the same basket, by three nested locks in sorted order. A buyer that waits for the third lock
+  blocks others from the first and the second.
+- *three, whole market*: the same basket, by one lock for all items.
 
-Items are chosen by chance. With few of them most buyers meet, and finer locks bring little; with many they hardly do.
+Items are chosen at random. With few items, most buyers conflict and finer locks gain little; with many items, few do.
 
 Then *a basket of two beside busy items*: two items, each locked by two processes that hold it for 5 ms again and again,
-and a fifth process that wants both. The same without the fifth process shows what the basket costs the others; with
-pauses between the holds, what it gets where the items are half idle.
+and a fifth process that wants both. A run without the fifth process shows what the basket costs the others. A run with
+pauses between the holds shows what the basket gets if the items are half idle.
 """
 
 from __future__ import annotations
@@ -89,11 +89,11 @@ class Tally(NamedTuple):
     items: int
     rate: float  # purchases per second
     p99: float  # seconds waited for the lock
-    lost: int  # sales that the stock knows nothing of
+    lost: int  # sales that are missing in the stock
 
 
 class Day(NamedTuple):
-    """A run, as each process is told of it."""
+    """The arguments of a run, for each process."""
 
     url: str
     way: int
@@ -101,7 +101,7 @@ class Day(NamedTuple):
     seconds: float
 
 
-def trade(day: Day, start: Any, told: Any) -> None:
+def trade(day: Day, start: Any, results: Any) -> None:
     """One process with its buyers."""
     url, way, items, seconds = day
     _, basket, locking, _ = WAYS[way]
@@ -130,7 +130,7 @@ def trade(day: Day, start: Any, told: Any) -> None:
         go.wait()
         for buyer in buyers:
             buyer.join()
-    told.put(waits)
+    results.put(waits)
 
 
 def play(way: int, items: int, seconds: float, server: Server) -> Tally:
@@ -138,12 +138,12 @@ def play(way: int, items: int, seconds: float, server: Server) -> Tally:
         admin.flushall()
         admin.mset({f"stock:item:{number}": STOCK for number in range(items)})
         context = multiprocessing.get_context("spawn")
-        start, told = context.Barrier(PROCESSES, timeout=60), context.Queue()
-        arguments = Day(server.url, way, items, seconds), start, told
+        start, results = context.Barrier(PROCESSES, timeout=60), context.Queue()
+        arguments = Day(server.url, way, items, seconds), start, results
         processes = [context.Process(target=trade, args=arguments, daemon=True) for _ in range(PROCESSES)]
         for process in processes:
             process.start()
-        waits = sorted(wait for _ in processes for wait in told.get(timeout=seconds + 120))
+        waits = sorted(wait for _ in processes for wait in results.get(timeout=seconds + 120))
         for process in processes:
             process.join()
         left = sum(int(there) for there in admin.mget([f"stock:item:{number}" for number in range(items)]))  # type: ignore[arg-type]
@@ -161,7 +161,7 @@ PAIR: Final = ("tea", "cups")
 
 
 class Beside(NamedTuple):
-    """What a lock on two names got beside lockers of each, and what these got."""
+    """Grants of a lock on two names, beside processes that lock each name alone, and grants of these."""
 
     grants: float  # of the lock on both, per second
     longest: float  # wait for it, in seconds
@@ -182,17 +182,17 @@ class Shift(NamedTuple):
     seconds: float
 
 
-def hold_again_and_again(shift: Shift, start: Any, told: Any) -> None:
+def hold_again_and_again(shift: Shift, start: Any, results: Any) -> None:
     url, names, pause, seconds = shift
     waits: list[float] = []
     with holdfast.connect(url) as client:
         lock = client.lock(*names)
         with lock:
-            pass  # what is made at the first use
+            pass  # a warm-up, which makes the connections
         start.wait()
         until = time.perf_counter() + seconds
         while (came := time.perf_counter()) < until:
-            # A wait that is still going on when the time is over counts, too.
+            # A wait that has not ended when the time is over also counts.
             lease = lock.acquire(timeout=max(0.001, until - came))
             waits.append(time.perf_counter() - came)
             if lease is None:
@@ -201,7 +201,7 @@ def hold_again_and_again(shift: Shift, start: Any, told: Any) -> None:
             lock.release()
             time.sleep(pause)
         granted = len(waits) - (lease is None)
-    told.put((names, granted, max(waits)))
+    results.put((names, granted, max(waits)))
 
 
 def play_beside(server: Server, seconds: float, pause: float, *, with_basket: bool) -> Beside:
@@ -209,16 +209,16 @@ def play_beside(server: Server, seconds: float, pause: float, *, with_basket: bo
         admin.flushall()
     context = multiprocessing.get_context("spawn")
     wanted = [(name,) for name in PAIR for _ in range(LOCKERS)] + ([PAIR] if with_basket else [])
-    start, told = context.Barrier(len(wanted), timeout=60), context.Queue()
+    start, results = context.Barrier(len(wanted), timeout=60), context.Queue()
     processes = [
         context.Process(
-            target=hold_again_and_again, args=(Shift(server.url, names, pause, seconds), start, told), daemon=True
+            target=hold_again_and_again, args=(Shift(server.url, names, pause, seconds), start, results), daemon=True
         )
         for names in wanted
     ]
     for process in processes:
         process.start()
-    found = [told.get(timeout=seconds + 120) for _ in processes]
+    found = [results.get(timeout=seconds + 120) for _ in processes]
     for process in processes:
         process.join()
     singles = sum(granted for names, granted, _ in found if len(names) == 1)
@@ -226,7 +226,7 @@ def play_beside(server: Server, seconds: float, pause: float, *, with_basket: bo
     return Beside(grants / seconds, longest, singles / seconds)
 
 
-# ---- what came of it -------------------------------------------------------------------------------------------------
+# ---- results ---------------------------------------------------------------------------------------------------------
 
 COLUMNS: Final = [
     Column(
@@ -296,13 +296,13 @@ def main() -> int:
     most = ITEMS[-1]
     finer = by["the item", most].rate / by["the whole market", most].rate
     baskets = by["three items at once", most].rate / by["three, whole market", most].rate
-    few = ITEMS[1]  # so few that baskets often have an item in common
+    few = ITEMS[1]  # baskets often have an item in common
     nested = by["three items at once", few].rate / by["three, one by one", few].rate
     lost = sum(tally.lost for tally in tallies)
     figures = [
         Figure("sales that were lost", f"{lost}", "none", lost == 0),
-        Figure(f"a lock for each of {most} items", f"{finer:.1f} times the one lock", "at least 3", finer >= 3),
-        Figure(f"three of {most} items at once", f"{baskets:.1f} times the one lock", "at least 2", baskets >= 2),
+        Figure(f"a lock for each of {most} items", f"{finer:.1f} times one lock for all", "at least 3", finer >= 3),
+        Figure(f"three of {most} items at once", f"{baskets:.1f} times one lock for all", "at least 2", baskets >= 2),
         Figure(f"three of {few} items at once", f"{nested:.1f} times nested locks", "at least 1", nested >= 1),
         Figure("baskets beside busy items", f"{busy.grants:.1f} per second", "at least 4", busy.grants >= 4),
         Figure("longest wait for one of them", f"{busy.longest:.2f} s", "below 1 s", busy.longest < 1),

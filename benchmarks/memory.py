@@ -1,10 +1,10 @@
-"""What names leave behind: a million of them, each locked once, and then nothing.
+"""The memory that names use on the server: a million names, each locked once, must all be gone later.
 
     python -m benchmarks.memory [--names 1000000] [--json FILE]
 
-A name that is locked and released leaves its last fence on the server, for ``fence_retention`` after that. With a
-retention of one second a million names must leave an empty server a little later. What a name costs until then is
-measured on the first ten thousand, with the retention of an hour: used_memory of the server, before and after.
+A name that was locked and released leaves its last fence on the server for ``fence_retention``. With a retention of one
+second, the server must be empty a little after a million names. The memory of a name until then is measured on ten
+thousand names with a retention of an hour: used_memory of the server, before and after.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ async def lock_each(url: str, names: range, retention: float) -> None:
 
 
 def bytes_per_name(url: str, asked: redis.Redis) -> float:
-    asyncio.run(lock_each(url, range(TASKS), 1.0))  # so that buffers and scripts are there already
+    asyncio.run(lock_each(url, range(TASKS), 1.0))  # a warm-up, so that buffers and scripts exist
     while asked.dbsize():
         time.sleep(0.1)
     before = asked.info("memory")["used_memory"]
@@ -74,9 +74,9 @@ def main() -> int:
         remaining, later = asked.dbsize(), time.monotonic() - ended
     finally:
         server.stop()
-    console.print(f"{asked_for.names:,} names in {took:.0f} s; {each:.0f} bytes for each that is remembered")
+    console.print(f"{asked_for.names:,} names in {took:.0f} s; {each:.0f} bytes for each name until it expires")
     measured = f"{left:,} keys at the end, {remaining:,} after {later:.1f} s"
-    figure = Figure("keys that a million names leave", measured, f"none within {EMPTY_WITHIN:.0f} s", remaining == 0)
+    figure = Figure("keys left by a million names", measured, f"none within {EMPTY_WITHIN:.0f} s", remaining == 0)
     return conclude([figure], details={"bytes_per_name": each, "seconds": took}, json_file=asked_for.json)
 
 

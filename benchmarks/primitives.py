@@ -1,17 +1,17 @@
-"""What the primitives cost that are no plain lock, beside the lock and beside what other people have.
+"""The cost of the other primitives, compared with the lock and with other libraries.
 
     python -m benchmarks.primitives [--rounds 40] [--cycles 100] [--json FILE]
 
-Rounds, order and cores as in benchmarks.uncontended: what counts is the ratio within a round. The peers:
+Rounds, order and cores are as in benchmarks.uncontended: the ratio within a round is compared. The other libraries:
 
-- of a semaphore redis-semaphore, whose tokens lie in a list from which BLPOP takes them (told to free those of a dead
-  client after a ttl, as ours does), and what people write by hand on redis-py: a sorted set with a member for
-  each holder, scored by the time of its machine, of whom the first N are in (Redis in Action, 6.3.1). That does not
-  wait, has neither order nor fence, and trusts the clocks of its clients;
-- of a readers-writer lock redis-rw-lock, which is made of five locks of python-redis-lock and two counters;
-- of a reentrant lock, and of handing over, nothing that we know of. They are shown beside the lock.
+- Semaphore: redis-semaphore, whose tokens are in a list from which BLPOP takes them (set to free the tokens of a dead
+  client after a ttl, as Holdfast does); and the usual code by hand on redis-py: a sorted set with a member for each
+  holder, scored by the time of its machine, of which the first N hold a permit (Redis in Action, 6.3.1). That code does
+  not wait, has neither order nor fence, and trusts the clocks of its clients.
+- Readers-writer lock: redis-rw-lock, which is made of five locks of python-redis-lock and two counters.
+- Reentrant lock and hand-over: we know of no other library. They are compared with the lock.
 
-The second table has more threads than permits. There what is written by hand tries again every millisecond.
+The second table has more threads than permits. There the code by hand tries again every millisecond.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ LOCK, REENTRANT, HANDED = "Holdfast, lock", "Holdfast, rlock taken twice", "Hold
 SEMAPHORE, READ, WRITE = "Holdfast, semaphore of 5", "Holdfast, read", "Holdfast, write"
 BY_HAND, LIST = "sorted set by hand, redis-py", "redis-semaphore"
 THEIR_READ, THEIR_WRITE = "redis-rw-lock, read", "redis-rw-lock, write"
-MOST_TIMES_LOCK = 2.0  # the same round trips, and more for the server to do
+MOST_TIMES_LOCK = 2.0  # the same round trips, and more work for the server
 PERMITS = 2
 SECONDS = 1.5
 
@@ -68,7 +68,7 @@ class ByHand:
 
 
 class ByList:
-    """The semaphore of redis-semaphore, with a token in place of True."""
+    """The semaphore of redis-semaphore; its ``acquire`` returns a token or None."""
 
     def __init__(self, client: Any, name: str, permits: int) -> None:
         self._inner = redis_semaphore.Semaphore(client, permits, name, stale_client_timeout=TTL)
@@ -83,8 +83,8 @@ class ByList:
 def cycle_of(make: Callable[[], Any]) -> Callable[[], None]:
     def cycle() -> None:
         lock = make()
-        if lock.acquire() is False:  # redis-rw-lock has nothing to say
-            raise RuntimeError("somebody else holds the lock")
+        if lock.acquire() is False:  # redis-rw-lock returns None
+            raise RuntimeError("another holder has the lock")
         lock.release()
 
     return cycle
@@ -122,7 +122,7 @@ def contenders(server: Server, stack: ExitStack) -> list[Contender]:
 
 
 def crowd(visit: Callable[[], None], threads: int) -> tuple[float, list[int]]:
-    """How often a second somebody was inside, with so many threads that all want to be; and how often each."""
+    """Let this many threads contend; returns acquisitions per second, and the acquisitions of each thread."""
     stop = threading.Event()
     counts = [0] * threads
 
@@ -143,7 +143,7 @@ def crowd(visit: Callable[[], None], threads: int) -> tuple[float, list[int]]:
 
 
 def fairness(counts: list[int]) -> float:
-    """Jain's index: 1 if all had the same share."""
+    """Jain's index: 1 if all have the same share."""
     return sum(counts) ** 2 / (len(counts) * sum(count * count for count in counts))
 
 
@@ -179,29 +179,29 @@ def contended(server: Server, threads: int) -> dict[str, tuple[float, float]]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.primitives", description=__doc__.partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=40, help="how many rounds are compared (default 40)")
+    parser.add_argument("--rounds", type=int, default=40, help="number of rounds (default 40)")
     parser.add_argument("--cycles", type=int, default=100, help="acquire + release per contender and round (100)")
-    parser.add_argument("--threads", type=int, default=8, help="how many want a permit at once (8)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the measurements there as well")
+    parser.add_argument("--threads", type=int, default=8, help="threads that want a permit at once (8)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the measurements to this file")
     asked = parser.parse_args()
 
     with ExitStack() as stack:
         server = stack.enter_context(Server())
-        those = contenders(server, stack)
+        opened = contenders(server, stack)
         where = place(server, "apart")
-        took = measure(those, asked.rounds, asked.cycles)
+        took = measure(opened, asked.rounds, asked.cycles)
         crowded = contended(server, asked.threads)
 
     table = new_table(f"Uncontended acquire + release, server {where}")
     for column in ("", "cycles/s", "us", "time, compared"):
         table.add_column(column, justify="left" if column in ("", "time, compared") else "right", no_wrap=True)
-    for name, _, beside in those:
+    for name, _, beside in opened:
         seconds = spread_of(took[name]).median
         compared = "" if name == beside else f"{ratio(took, name, beside).median:.2f} x {beside.partition(', ')[2]}"
         table.add_row(name, f"{1 / seconds:,.0f}", f"{seconds * 1e6:.0f}", compared)
     console.print(table)
-    table = new_table(f"{asked.threads} threads that want one of {PERMITS} permits")
-    for column in ("", "turns/s", "Jain's fairness index"):
+    table = new_table(f"{asked.threads} threads contend for {PERMITS} permits")
+    for column in ("", "acquisitions/s", "Jain's fairness index"):
         table.add_column(column, justify="right" if column else "left", no_wrap=True)
     for name, (rate, fair) in crowded.items():
         table.add_row(name, f"{rate:,.0f}", f"{fair:.3f}")
@@ -211,12 +211,12 @@ def main() -> int:
     fair = next(iter(crowded.values()))[1]
     figures = [
         Figure(
-            "the dearest of semaphore, read and write",
+            "the slowest of semaphore, read and write",
             f"{slowest.median:.2f} times the lock's time, p10..p90 {slowest.p10:.2f}..{slowest.p90:.2f}",
             f"at most {MOST_TIMES_LOCK:g}",
             slowest.median <= MOST_TIMES_LOCK,
         ),
-        Figure("permits go round", f"Jain's index {fair:.3f}", "at least 0.95", fair >= 0.95),
+        Figure("fairness of the semaphore", f"Jain's index {fair:.3f}", "at least 0.95", fair >= 0.95),
     ]
     details = {"server": where, "seconds_per_cycle": took, "contended": crowded}
     return conclude(figures, details=details, json_file=asked.json)

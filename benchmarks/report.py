@@ -1,4 +1,4 @@
-"""How a benchmark speaks: a table, then PASS or FAIL for each figure that was promised, and an exit code."""
+"""The output of a benchmark: tables, then PASS or FAIL for each promised figure, and an exit code."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ console = Console(highlight=False)
 
 
 class Spread(NamedTuple):
-    """Where the measurements of one thing lie. The mean is left out: one hiccup of the machine would move it."""
+    """The distribution of measurements. There is no mean: one stall of the machine would move it."""
 
     p10: float
     median: float
@@ -49,7 +49,7 @@ def new_table(title: str) -> Table:
 
 
 def conclude(figures: Sequence[Figure], *, details: dict[str, Any], json_file: Path | None) -> int:
-    """Print the verdicts, write the file if one is wanted, and return the exit code."""
+    """Print the verdicts, write the JSON file if one is given, and return the exit code."""
     for figure in figures:
         verdict = Text("PASS ", "bold green") if figure.kept else Text("FAIL ", "bold red")
         # No wrapping: a verdict is one line, for people and for grep.

@@ -2,17 +2,18 @@
 
     python -m benchmarks.stampede [--seconds 6] [--json FILE] [--svg FILE]
 
-The readers are threads of four processes. Behind the cache stands a database that takes 0.1 s for the value and answers
-ten at a time, so that whoever asks it for nothing makes everybody else wait. Two scenes:
+The readers are threads of four processes. Behind the cache is a database that takes 0.1 s for the value and answers ten
+queries at a time, so each needless query makes the other readers wait. Two scenes:
 
 - *cold*: 500 readers miss at the same moment. One computation is needed.
-- *hot*: 128 readers come again and again, and the value lives for a second. One computation a second is needed.
+- *hot*: 128 readers read again and again, and the value lives for a second. One computation per second is needed.
 
-All ways share one server. *No protection* is GET, and after a miss compute and SET. *redis-py's Lock* does the same
-inside a lock, and looks again when it has it: everybody who missed gets the lock in turn. *stale* serves the old value
-while one reader computes the new one; it has no bearing on a cold cache. *dogpile.cache* does that always, with its
-backend for Redis and ``distributed_lock``, as its documentation advises for several processes: so on a hot value its
-peer is *stale*. Where there is no value yet, its readers take a lock of redis-py's in turn, asking for it every 0.1 s.
+All contenders use one server. *No protection* is GET, and after a miss compute and SET. *redis-py's Lock* does the same
+inside a lock, and reads again once it has the lock: all readers that missed get the lock one after the other. *stale*
+returns the old value while one reader computes the new one; it changes nothing for a cold cache. *dogpile.cache* always
+does so, with its backend for Redis and ``distributed_lock``, as its documentation advises for several processes: so for
+a hot value, compare it with *stale*. If there is no value yet, its readers take a lock of redis-py one after the other,
+and poll for it every 0.1 s.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ TTL: Final = 1.0
 QUERY: Final = 0.1
 AT_ONCE: Final = 10
 PAUSE: Final = (0.02, 0.18)
-MOST_CONNECTIONS: Final = 1000  # of redis-py, which has one for each thread and would refuse the hundred-and-first
+MOST_CONNECTIONS: Final = 1000  # redis-py has one for each thread, and by default refuses the hundred-and-first
 KEY: Final = "offers"
 VALUE: Final = "x" * 500
 
@@ -52,7 +53,7 @@ Read = Callable[[], Any]
 
 
 class Database:
-    """Ten connections, and a counter."""
+    """A database with ten connections, which counts its queries."""
 
     def __init__(self, context: Any) -> None:
         self.queries = context.Value("i", 0)
@@ -187,7 +188,7 @@ def work(way: str, scene: Scene, stage: Stage) -> None:
             one.start()
         stage.start.wait()
         if scene.seconds:
-            read()  # the hot value is there in the beginning
+            read()  # so that the hot value exists at the start
             stage.start.wait()
             until = time.perf_counter() + scene.seconds
         go.wait()
@@ -209,12 +210,12 @@ def play(way: Way, scene: Scene, server: Server) -> Tally:
         process.join()
     count = len(seen)
     if not scene.seconds and count != scene.readers * PROCESSES:
-        raise RuntimeError(f"{way.title}: only {count} of {scene.readers * PROCESSES} readers came through")
+        raise RuntimeError(f"{way.title}: only {count} of {scene.readers * PROCESSES} readers finished")
     computed: int = stage.database.queries.value
     return Tally(way.name, scene.name, count, computed, seen[count // 2], seen[count * 99 // 100], seen[-1])
 
 
-# ---- what came of it -------------------------------------------------------------------------------------------------
+# ---- results ---------------------------------------------------------------------------------------------------------
 
 COLUMNS: Final = [
     Column(
@@ -255,7 +256,7 @@ def picture(scenes: list[Scene], tallies: list[Tally]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.stampede", description=__doc__.partition("\n")[0])
-    parser.add_argument("--seconds", type=float, default=6.0, help="of the hot scene, for each way (default 6)")
+    parser.add_argument("--seconds", type=float, default=6.0, help="length of the hot scene (default 6)")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     parser.add_argument("--svg", type=Path, default=Path("docs/stampede.svg"), help="the picture (docs/stampede.svg)")
     given = parser.parse_args()

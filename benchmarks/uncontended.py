@@ -1,20 +1,20 @@
-"""What an uncontended acquire and release costs, beside other libraries and beside a bare socket.
+"""The cost of an uncontended acquire and release, compared with other libraries and with a bare socket.
 
     python -m benchmarks.uncontended [--rounds 60] [--cycles 100] [--json FILE]
 
-How it is made fair. Everybody talks TCP over loopback to one real server, and makes a lock object anew, with a random
-token, in every cycle, as a program that locks one order after the other does. The others are used as their own
-documentation advises, with hiredis, which is their fast path.
+Fairness of the comparison. All contenders talk TCP over loopback to one real server, and make a new lock object with a
+random token in every cycle, as a program does that locks one order after the other. Other libraries are used as their
+own documentation advises, with hiredis, which is their fast path.
 
-How it is made steady. A machine's speed can change by a factor of three within seconds, so absolute numbers of two
-contenders that ran after each other say little. Here all of them run in every one of many short rounds, in an order
-that is shuffled each time, and what counts is the median over the rounds of the ratio within a round.
+Noise. The speed of a machine can change by a factor of three within seconds, so absolute numbers of two contenders that
+ran one after the other say little. Here all contenders run in every one of many short rounds, in an order that is
+shuffled each time. The result is the median over the rounds of the ratio within a round.
 
-Where the server runs. A kernel that sees one client talk to one server likes to run both on one core, and changes its
-mind within seconds; a round trip takes six times as long when it does. Nobody who uses a lock server shares a core with
-it, so where the system allows it the server gets a core of its own (``--server-core apart``, the default), the same
-for everybody. The two figures on one shared core are printed as well; there a round trip costs next to nothing, so
-they show what each client computes. ``--server-core free`` leaves it all to the kernel.
+Cores. A kernel that sees one client talk to one server often runs both on one core for some seconds; a round trip then
+takes six times as long. In production, a client and its lock server rarely share a core. So where the system allows it,
+the server gets a core of its own (``--server-core apart``, the default), the same for all contenders. The two figures
+on one shared core are printed too; there a round trip costs next to nothing, so they show the computing time of each
+client. ``--server-core free`` lets the kernel decide.
 """
 
 from __future__ import annotations
@@ -59,13 +59,13 @@ TTL = 30
 SLOW = 0.001
 CORES = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_setaffinity") else []
 
-Turns = Callable[[int], float]  # runs so many cycles, and says how many seconds they took
+Turns = Callable[[int], float]  # runs this many cycles, and returns the seconds that they took
 
 
 class Contender(NamedTuple):
     name: str
     turns: Turns
-    beside: str  # whose time its own is compared with
+    beside: str  # the contender with which its time is compared
 
 
 def timed(cycle: Callable[[], object]) -> Turns:
@@ -84,7 +84,7 @@ def holdfast_turns(server: Server, stack: ExitStack) -> Turns:
     def cycle() -> None:
         lock = client.lock("bench:holdfast", ttl=TTL)
         if not lock.acquire():
-            raise RuntimeError("somebody else holds the lock")
+            raise RuntimeError("another holder has the lock")
         lock.release()
 
     return timed(cycle)
@@ -96,7 +96,7 @@ def redis_py_turns(server: Server) -> Turns:
     def cycle() -> None:
         lock = client.lock("bench:redis-py", timeout=TTL)
         if not lock.acquire():
-            raise RuntimeError("somebody else holds the lock")
+            raise RuntimeError("another holder has the lock")
         lock.release()
 
     return timed(cycle)
@@ -108,7 +108,7 @@ def python_redis_lock_turns(server: Server) -> Turns:
     def cycle() -> None:
         lock = redis_lock.Lock(client, "bench:python-redis-lock", expire=TTL)
         if not lock.acquire():
-            raise RuntimeError("somebody else holds the lock")
+            raise RuntimeError("another holder has the lock")
         lock.release()
 
     return timed(cycle)
@@ -120,14 +120,14 @@ def pottery_turns(server: Server) -> Turns:
     def cycle() -> None:
         lock = pottery.Redlock(key="bench:pottery", masters={client}, auto_release_time=TTL)
         if not lock.acquire():
-            raise RuntimeError("somebody else holds the lock")
+            raise RuntimeError("another holder has the lock")
         lock.release()
 
     return timed(cycle)
 
 
 def bare_socket_turns(server: Server, stack: ExitStack) -> Turns:
-    """What no library can beat by much: two requests and two replies, packed and parsed in C."""
+    """A lower bound for a library: two requests and two replies, packed and parsed in C."""
     sock = stack.enter_context(socket.create_connection(("127.0.0.1", server.port)))
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     reader = hiredis.Reader()
@@ -143,7 +143,7 @@ def bare_socket_turns(server: Server, stack: ExitStack) -> Turns:
     def cycle() -> None:
         token = secrets.token_urlsafe(16)
         if ask("SET", "bench:bare", token, "NX", "PX", TTL * 1000) != b"OK":
-            raise RuntimeError("somebody else holds the lock")
+            raise RuntimeError("another holder has the lock")
         if ask("EVALSHA", sha, 1, "bench:bare", token) != 1:
             raise RuntimeError("the lock was lost")
 
@@ -156,7 +156,7 @@ def aio_turns(loop: asyncio.Runner, new_lock: Callable[[], Any]) -> Turns:
         for _ in range(cycles):
             lock = new_lock()
             if not await lock.acquire():
-                raise RuntimeError("somebody else holds the lock")
+                raise RuntimeError("another holder has the lock")
             await lock.release()
         return perf_counter() - started
 
@@ -181,42 +181,42 @@ def contenders(server: Server, stack: ExitStack) -> list[Contender]:
 
 
 def place(server: Server, where: str) -> str:
-    """Put client and server on cores of their own, or on the same one; what came of it."""
+    """Put client and server on a core each, or on the same one; returns where the server runs."""
     if where == "free" or len(CORES) < 2:
-        return "wherever the kernel puts it"
+        return "where the kernel puts it"
     first, *others = CORES
     os.sched_setaffinity(server.pid, {first})
     os.sched_setaffinity(0, {first} if where == "shared" else others)
     return "on the client's core" if where == "shared" else "on a core of its own"
 
 
-def measure(those: list[Contender], rounds: int, cycles: int) -> dict[str, list[float]]:
-    """Seconds per cycle of each, round by round."""
-    took: dict[str, list[float]] = {contender.name: [] for contender in those}
-    turns = {contender.name: cycles for contender in those}
-    for name, run, _ in those:
-        run(10)  # connections, scripts and caches are set up before anything counts
+def measure(opened: list[Contender], rounds: int, cycles: int) -> dict[str, list[float]]:
+    """Seconds per cycle of each contender, round by round."""
+    took: dict[str, list[float]] = {contender.name: [] for contender in opened}
+    turns = {contender.name: cycles for contender in opened}
+    for name, run, _ in opened:
+        run(10)  # a warm-up: connections, scripts and caches
         if run(10) / 10 > SLOW:
-            turns[name] = max(1, cycles // 10)  # a slow one shows its speed in fewer cycles
+            turns[name] = max(1, cycles // 10)  # fewer cycles are enough for a slow contender
     for _ in track(range(rounds), "measuring", console=console, transient=True, disable=not console.is_terminal):
-        for name, run, _ in random.sample(those, len(those)):
+        for name, run, _ in random.sample(opened, len(opened)):
             took[name].append(run(turns[name]) / turns[name])
     return took
 
 
 def ratio(took: dict[str, list[float]], one: str, other: str) -> Spread:
-    """How many times the time of the other the one takes, compared within each round."""
+    """The time of ``one`` divided by the time of ``other``, within each round."""
     return spread_of([a / b for a, b in zip(took[one], took[other], strict=True)])
 
 
-def show(those: list[Contender], took: dict[str, list[float]], title: str) -> None:
+def show(opened: list[Contender], took: dict[str, list[float]], title: str) -> None:
     table = new_table(title)
     table.add_column("", no_wrap=True)
     table.add_column("cycles/s", justify="right")
     table.add_column("p10 .. p90", justify="right", no_wrap=True)
     table.add_column("us", justify="right")
     table.add_column("time, compared", no_wrap=True)
-    for name, _, beside in those:
+    for name, _, beside in opened:
         per_second = spread_of([1 / seconds for seconds in took[name]])
         table.add_row(
             name,
@@ -250,22 +250,22 @@ def figures_of(took: dict[str, list[float]]) -> list[Figure]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.uncontended", description=__doc__.partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=60, help="how many rounds are compared (default 60)")
+    parser.add_argument("--rounds", type=int, default=60, help="number of rounds (default 60)")
     parser.add_argument("--cycles", type=int, default=100, help="acquire + release per contender and round (100)")
     parser.add_argument("--server-core", choices=("apart", "shared", "free"), default="apart", help="see above")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the measurements there as well")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the measurements to this file")
     asked = parser.parse_args()
 
     with ExitStack() as stack:
         server = stack.enter_context(Server())
-        those = contenders(server, stack)
+        opened = contenders(server, stack)
         where = place(server, asked.server_core)
-        took = measure(those, asked.rounds, asked.cycles)
-        show(those, took, f"Uncontended acquire + release, server {where}")
+        took = measure(opened, asked.rounds, asked.cycles)
+        show(opened, took, f"Uncontended acquire + release, server {where}")
         beside = {}
         if asked.server_core == "apart" and place(server, "shared") != where:
-            beside = measure(those[:3], asked.rounds, asked.cycles)
-            show(those[:3], beside, "The same on the client's core (no figure is promised)")
+            beside = measure(opened[:3], asked.rounds, asked.cycles)
+            show(opened[:3], beside, "The same on the client's core (no figure is promised)")
     return conclude(
         figures_of(took),
         details={"server": where, "seconds_per_cycle": took, "seconds_per_cycle_on_a_shared_core": beside},

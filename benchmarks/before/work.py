@@ -1,7 +1,8 @@
-"""One process of a team: ``python work.py URL``, with the tree to be measured first on PYTHONPATH.
+"""One process of a team: ``python work.py URL NAMESPACE``, with the tree to be measured first on PYTHONPATH.
 
 It reads one JSON line for each job (name, begin, end on the monotonic clock that all processes share) and answers with
-one (the number of cycles between begin and end). The first line that it writes says which holdfast it has imported.
+one (the number of cycles between begin and end, and the CPU seconds of this process). The first line that it writes
+says which holdfast it has imported.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import json
 import sys
 import threading
 from collections.abc import Awaitable, Callable
-from time import monotonic, sleep
+from time import monotonic, process_time, sleep
 from typing import Any, Final, NamedTuple
 
 import holdfast
@@ -22,7 +23,7 @@ AioCycle = Callable[[], Awaitable[object]]
 
 
 class Work(NamedTuple):
-    """What each of the processes does, in how many threads or tasks. ``make(client, index)`` gives one cycle."""
+    """What each process does, and in how many threads or tasks. ``make(client, index)`` returns one cycle."""
 
     processes: int
     each: int
@@ -129,17 +130,17 @@ async def run_tasks(client: Any, work: Work, job: Job) -> int:
     return sum(await asyncio.gather(*(count_aio(work.make(client, index), job) for index in range(work.each))))
 
 
-def main(url: str) -> None:
-    with holdfast.connect(url) as client, asyncio.Runner() as loop:
-        aio = holdfast.aio.connect(url)
+def main(url: str, namespace: str) -> None:
+    with holdfast.connect(url, namespace=namespace) as client, asyncio.Runner() as loop:
+        aio = holdfast.aio.connect(url, namespace=namespace)
         print(json.dumps(holdfast.__file__), flush=True)
         for line in sys.stdin:
             job = Job(*json.loads(line))
-            work = WORK[job.name]
+            work, used = WORK[job.name], process_time()
             done = loop.run(run_tasks(aio, work, job)) if work.is_aio else run_threads(client, work, job)
-            print(json.dumps(done), flush=True)
+            print(json.dumps((done, process_time() - used)), flush=True)
         loop.run(aio.aclose())
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

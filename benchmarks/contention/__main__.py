@@ -16,7 +16,7 @@ from tests.servers import Server
 
 import benchmarks.contention as package
 from benchmarks import uncontended
-from benchmarks.contention.contest import Contest, Times, hold
+from benchmarks.contention.contest import Contest, Times, run_contest
 from benchmarks.contention.field import CORES, Field, Run
 from benchmarks.contention.page import COLUMNS, Results, cells_of, write_page
 from benchmarks.contention.picture import write_picture
@@ -25,9 +25,9 @@ from benchmarks.contention.scenarios import (
     CONTESTS,
     crowd_figures,
     figures_of,
-    gather_crowd,
     overlap_figure,
     relay_figure,
+    run_crowd,
     waiting_figure,
 )
 from benchmarks.report import Figure, conclude, console, new_table
@@ -50,13 +50,13 @@ def show(contest: Contest) -> None:
 
 
 def measure_uncontended(server: Server, rounds: int) -> list[Figure]:
-    """The promises of a lock that nobody else wants, which must not pay for those that many do."""
+    """The promises for an uncontended lock: it must not pay for what contended locks need."""
     with ExitStack() as stack:
         names = (uncontended.BARE, uncontended.HOLDFAST, uncontended.REDIS_PY)
-        those = [one for one in uncontended.contenders(server, stack) if one.name in names]
+        contenders = [one for one in uncontended.contenders(server, stack) if one.name in names]
         uncontended.place(server, "apart")
         try:
-            took = uncontended.measure(those, rounds, 100)
+            took = uncontended.measure(contenders, rounds, 100)
         finally:
             if CORES:
                 os.sched_setaffinity(0, CORES)
@@ -71,19 +71,19 @@ def run_all(server: Server, relay: Relay, keys: list[str], times: Times, status:
     ours: list[Run] = []
     relayed: list[Run] = []
 
-    def saying(what: str) -> Callable[[str], None]:
+    def progress(what: str) -> Callable[[str], None]:
         return lambda text: status.update(f"{what}: {text}")
 
     for scenario in CONTESTS:
         if scenario.key in keys:
-            contest = hold(scenario, field, times, saying(scenario.key))
+            contest = run_contest(scenario, field, times, progress(scenario.key))
             show(contest)
             results.contests.append(contest)
             results.figures += figures_of(contest)
             ours += [*contest.ours.everything, contest.closely]
             relayed += [run for one in contest.standings.values() for run in one.runs if run.relayed]
     if CROWD in keys:
-        results.crowd = gather_crowd(field, times.rounds, times.window, saying(CROWD))
+        results.crowd = run_crowd(field, times.rounds, times.window, progress(CROWD))
         results.figures += crowd_figures(results.crowd)
         ours += [*results.crowd.few, *results.crowd.many, *results.crowd.threads]
     if WAITERS in keys:
@@ -135,12 +135,12 @@ def main() -> int:
     )
     parser.add_argument("--rounds", type=int, default=5, help="how many rounds are compared (default 5)")
     parser.add_argument("--window", type=float, default=1.2, help="seconds per contender and round (default 1.2)")
-    parser.add_argument("--only", choices=KEYS, action="append", help="this one alone; may be given again")
-    parser.add_argument("--quick", action="store_true", help="one short round: whether it works, not how well")
+    parser.add_argument("--only", choices=KEYS, action="append", help="run only this one; may be repeated")
+    parser.add_argument("--quick", action="store_true", help="one short round: shows that it works, not how fast")
     parser.add_argument(
-        "--docs", type=Path, metavar="FOLDER", help="write the page there (a whole run writes to docs/)"
+        "--docs", type=Path, metavar="FOLDER", help="write the page to this folder (a full run writes to docs/)"
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the measurements there as well")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the measurements to this file")
     asked = parser.parse_args()
     if asked.quick:
         times = Times(rounds=1, window=0.4, trial=0.2, monitored=0.3)

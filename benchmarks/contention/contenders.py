@@ -1,6 +1,6 @@
 """The libraries, and how each of them is used.
 
-``open_blocking`` and ``open_aio`` run in a worker: they give a function that makes a lock of a name, to be entered by
+``open_blocking`` and ``open_aio`` run in a worker. They return a function from a name to a lock, which is entered by
 ``with`` or ``async with``. A contender itself is a value that can be sent to another process.
 """
 
@@ -70,8 +70,8 @@ class Contender(NamedTuple):
         return f"{self.library} ({self.settings})" if self.settings else self.library
 
 
-# python-redis-lock has nothing to set: it waits in BLPOP. Fewer connections, for which tasks then stand in line, are a
-# way for asyncio to poll less.
+# python-redis-lock has no such setting: it waits in BLPOP. With fewer connections, asyncio tasks queue for one, and so
+# poll less.
 BLOCKING: Final = [
     Contender(HOLDFAST),
     Contender(REDIS_PY),
@@ -135,7 +135,7 @@ async def open_aio(contender: Contender, url: str, stack: AsyncExitStack) -> New
 
 
 def token_of(lock: Any, entered: Any) -> str:
-    """By what the server knows this acquisition; empty if that cannot be had."""
+    """The token of this acquisition on the server; empty if the library does not show it."""
     if isinstance(entered, holdfast.Lease | holdfast.aio.Lease):
         return entered.token
     if isinstance(lock, redis.lock.Lock):

@@ -1,14 +1,16 @@
 """One setting, all contenders, round after round.
 
-First a trial of a peer's settings: those that poll fast. Of redis-py the defaults and the best other setting go on into
-the rounds; of the rest the best one. Then the rounds; then each runs once more under MONITOR, for its requests.
+First, all settings of a library run in a trial. For redis-py, the defaults and the best other setting go on into the
+rounds; for the other libraries, the best setting does. After the rounds, each contender runs once under MONITOR, which
+counts its requests.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from dataclasses import field as dataclass_field
 from statistics import median
 from typing import Final, NamedTuple
 
@@ -16,11 +18,11 @@ from benchmarks.contention.contenders import HOLDFAST, REDIS_PY, Contender
 from benchmarks.contention.field import Field, Run, Setting
 from benchmarks.report import Spread, spread_of
 
-__all__ = ["Contest", "Scenario", "Standing", "Times", "hold"]
+__all__ = ["Contest", "Scenario", "Standing", "Times", "run_contest"]
 
 DWELL_S: Final = 0.0002
 
-Say = Callable[[str], None]
+ShowProgress = Callable[[str], None]
 
 
 class Scenario(NamedTuple):
@@ -32,7 +34,7 @@ class Scenario(NamedTuple):
 
 
 class Times(NamedTuple):
-    """How long, and how often."""
+    """How long the runs take, in seconds, and how many rounds there are."""
 
     rounds: int
     window: float
@@ -42,10 +44,10 @@ class Times(NamedTuple):
 
 @dataclass
 class Standing:
-    """What one contender has shown."""
+    """The runs of one contender."""
 
     contender: Contender
-    runs: list[Run] = field(default_factory=list)
+    runs: list[Run] = dataclass_field(default_factory=list)
     counted: Run | None = None
 
     @property
@@ -90,7 +92,7 @@ class Standing:
 class Contest:
     scenario: Scenario
     standings: dict[Contender, Standing]
-    closely: Run  # Holdfast's, with holders who stay inside for a moment
+    closely: Run  # of Holdfast, with holders that stay inside for a moment
 
     @property
     def ours(self) -> Standing:
@@ -98,7 +100,7 @@ class Contest:
 
     @property
     def peers(self) -> list[Standing]:
-        """One for each library: its defaults or its other setting, whichever got more done."""
+        """One for each library: the setting with more acquisitions per second."""
         best: dict[str, Standing] = {}
         for contender, standing in self.standings.items():
             if contender.library == HOLDFAST:
@@ -110,61 +112,61 @@ class Contest:
 
     @property
     def ranking(self) -> list[Standing]:
-        """All of them, ours first, then by acquisitions per second."""
+        """All standings: Holdfast first, then by acquisitions per second."""
         return sorted(self.standings.values(), key=lambda one: (one is not self.ours, -one.rate.median))
 
     @property
     def best_peer(self) -> Standing:
-        """By acquisitions per second."""
+        """The peer with the most acquisitions per second."""
         return self.peers[0]
 
     @property
     def best_changer(self) -> Standing:
-        """The peer with the most changes of owner per second, at whatever setting."""
+        """The peer with the most changes of owner per second, at any setting."""
         others = [one for one in self.standings.values() if one.contender.library != HOLDFAST]
         return max(others, key=lambda one: one.change_rate or 0.0)
 
     def times(self, other: Standing) -> Spread:
-        """How many times the acquisitions of the other Holdfast makes, compared within each round."""
+        """Acquisitions of Holdfast divided by those of the other, within each round."""
         return spread_of([a.rate / max(b.rate, 1e-9) for a, b in zip(self.ours.runs, other.runs, strict=True)])
 
     def times_changes(self, other: Standing) -> Spread | None:
-        """The same of changes of owner; None where each participant has a lock of its own."""
+        """The same for changes of owner; None where each participant has a lock of its own."""
         pairs = zip(self.ours.runs, other.runs, strict=True)
         seen = [(a.change_rate, b.change_rate) for a, b in pairs]
         ratios = [ours / max(theirs, 1e-9) for ours, theirs in seen if ours is not None and theirs is not None]
         return spread_of(ratios) if ratios else None
 
-    def wait_beside(self, those: list[Standing], share: float) -> Spread:
-        """Holdfast's wait as a part of the shortest of theirs, compared within each round."""
-        theirs = [standing.runs for standing in those]
+    def wait_beside(self, others: list[Standing], share: float) -> Spread:
+        """The wait with Holdfast divided by the shortest of the others, within each round."""
+        theirs = [standing.runs for standing in others]
         return spread_of(
             [
-                mine.wait(share) / min(run.wait(share) for run in others)
-                for mine, *others in zip(self.ours.runs, *theirs, strict=True)
+                mine.wait(share) / min(run.wait(share) for run in runs)
+                for mine, *runs in zip(self.ours.runs, *theirs, strict=True)
             ]
         )
 
 
-def hold(scenario: Scenario, on: Field, times: Times, say: Say) -> Contest:
-    those = choose(scenario, on, times, say)
-    standings = {contender: Standing(contender) for contender in those}
+def run_contest(scenario: Scenario, field: Field, times: Times, show: ShowProgress) -> Contest:
+    chosen = choose(scenario, field, times, show)
+    standings = {contender: Standing(contender) for contender in chosen}
     for number in range(times.rounds):
-        for contender in random.sample(those, len(those)):
-            say(f"round {number + 1} of {times.rounds}: {contender.name}")
-            standings[contender].runs.append(on.run(contender, scenario.setting, times.window))
-    for contender in those:
-        say(f"requests of {contender.name}")
-        standings[contender].counted = on.run(
+        for contender in random.sample(chosen, len(chosen)):
+            show(f"round {number + 1} of {times.rounds}: {contender.name}")
+            standings[contender].runs.append(field.run(contender, scenario.setting, times.window))
+    for contender in chosen:
+        show(f"requests of {contender.name}")
+        standings[contender].counted = field.run(
             contender, scenario.setting, times.monitored, monitored=True, in_turn=scenario.in_turn
         )
-    say("two at once?")
+    show("two holders at once?")
     dwell = 0.0 if scenario.setting.is_aio else DWELL_S
-    return Contest(scenario, standings, on.run(Contender(HOLDFAST), scenario.setting, times.window, dwell=dwell))
+    return Contest(scenario, standings, field.run(Contender(HOLDFAST), scenario.setting, times.window, dwell=dwell))
 
 
-def choose(scenario: Scenario, on: Field, times: Times, say: Say) -> list[Contender]:
-    """Who goes on into the rounds."""
+def choose(scenario: Scenario, field: Field, times: Times, show: ShowProgress) -> list[Contender]:
+    """The contenders that go on into the rounds."""
     by_library: dict[str, list[Contender]] = {}
     for contender in scenario.contenders:
         by_library.setdefault(contender.library, []).append(contender)
@@ -174,7 +176,7 @@ def choose(scenario: Scenario, on: Field, times: Times, say: Say) -> list[Conten
         chosen += [one for one in settings if one not in tried]
         rates = {}
         for contender in tried if len(tried) > 1 else ():
-            say(f"trial: {contender.name}")
-            rates[contender] = on.run(contender, scenario.setting, times.trial).rate
+            show(f"trial: {contender.name}")
+            rates[contender] = field.run(contender, scenario.setting, times.trial).rate
         chosen.append(max(rates, key=rates.__getitem__, default=tried[0]))
     return chosen

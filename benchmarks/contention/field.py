@@ -1,7 +1,7 @@
-"""One run: so many processes of participants, a window of time, and what came of it.
+"""One run: some processes of participants, a window of time, and the outcome.
 
 The processes are forked from one that has loaded the libraries and has never opened a connection (multiprocessing's
-``forkserver``), so that starting sixty-four of them takes a moment, and nothing of one run is left in the next.
+``forkserver``). So sixty-four of them start quickly, and nothing of one run is left in the next.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ PATIENCE_S: Final = 60.0
 PATIENCE_TO_LEAVE_S: Final = 5.0
 RAMP_S: Final = 0.3
 SETTLE_S: Final = 2.0
-FIRST_FEW: Final = 3  # acquisitions of each participant before order is looked at: it sets up its listener in the first
+FIRST_FEW: Final = 3  # acquisitions of each participant before its order counts: it subscribes during the first
 
 
 class Setting(NamedTuple):
-    """Who wants what, and over which link."""
+    """How many participants want how many locks, and over which link."""
 
     is_aio: bool
     processes: int
@@ -57,7 +57,7 @@ class Run:
     acquisitions: int = 0
     overlaps: int = 0
     errors: list[str] = field(default_factory=list)
-    changes: float | None = None  # the part of all acquisitions that were not by the participant that had just released
+    changes: float | None = None  # share of the acquisitions by another participant than the one before
     connections: int | None = None
     requests: Counter[str] | None = None  # by command
     turns: Turns | None = None
@@ -78,7 +78,7 @@ class Run:
 
     @property
     def jain(self) -> float:
-        """Jain's index: 1 if all had it equally often, 1/n if one had it alone."""
+        """Jain's index: 1 if all have equally many acquisitions, 1/n if one has all."""
         squares = sum(count * count for count in self.counts)
         return sum(self.counts) ** 2 / (len(self.counts) * squares) if squares else 0.0
 
@@ -94,7 +94,7 @@ class Run:
 
 
 class Waiting(NamedTuple):
-    """What those who slept have sent."""
+    """What waiters sent while another client held the lock."""
 
     waiters: int
     seconds: float
@@ -123,7 +123,7 @@ class Field:
         monitored: bool = False,
         in_turn: bool = False,
     ) -> Run:
-        """Let them all want it for that many seconds."""
+        """Let all participants contend for ``window`` seconds."""
         run = Run(window)
         self._admin.flushall()
         before = self._clients()
@@ -133,16 +133,16 @@ class Field:
             with self._workers(jobs) as pipes:
                 try:
                     self._expect(pipes, READY)
-                    self._say(pipes, GO)
+                    self._send(pipes, GO)
                     self._expect(pipes, ASKED)
                     begin = time.monotonic() + RAMP_S
                     self._relay.figures()
-                    self._say(pipes, (begin, begin + window))
+                    self._send(pipes, (begin, begin + window))
                     if not monitored:
-                        # One request of ours in a window. A monitor would show it.
+                        # This sends one request in the window. MONITOR would count it.
                         time.sleep(RAMP_S + window / 2)
                         run.connections = len(self._clients() - before)
-                    outcomes = self._hear(pipes, window + PATIENCE_S)
+                    outcomes = self._receive(pipes, window + PATIENCE_S)
                     run.relayed = self._relay.figures() if setting.is_far else None
                 except (TimeoutError, EOFError) as error:
                     run.errors.append(f"{type(error).__name__}: {error}")
@@ -160,17 +160,17 @@ class Field:
         return run
 
     def watch_waiters(self, waiters: int, seconds: float) -> Waiting:
-        """Hold a lock that so many processes want, and see what they send meanwhile."""
+        """Hold a lock that this many processes wait for, and record what they send meanwhile."""
         self._admin.flushall()
         with self._ground(1) as (path, _), holdfast.connect(self._server.url) as client:
             lease = client.lock("bench:0", ttl=600).acquire(blocking=False)
             assert lease is not None
-            time.sleep(0.5)  # whatever a holder does is done, on whatever connections it needs
+            time.sleep(0.5)  # until the holder has opened all its connections
             ours = [one["addr"] for one in self._admin.client_list()]
             setting = Setting(is_aio=False, processes=waiters, participants=1, locks=1)
             with self._workers(self._jobs(Contender(HOLDFAST), setting, path)) as pipes:
                 self._expect(pipes, READY)
-                self._say(pipes, GO)
+                self._send(pipes, GO)
                 self._expect(pipes, ASKED)
                 time.sleep(SETTLE_S)
                 with Monitor(self._server.port) as monitor:
@@ -178,8 +178,8 @@ class Field:
                     time.sleep(seconds)
                     end = time.time()
                 lease.release()
-                self._say(pipes, (0.0, 0.0))  # the window is shut: each has its turn, once, and leaves
-                outcomes = self._hear(pipes, PATIENCE_S)
+                self._send(pipes, (0.0, 0.0))  # the window is closed: each waiter is granted the lock once, and ends
+                outcomes = self._receive(pipes, PATIENCE_S)
         sent = list(monitor.requests(begin, end, but=ours))
         scripts = [request for request in sent if request.arguments[0].upper() in (b"EVALSHA", b"EVAL")]
         return Waiting(
@@ -197,13 +197,13 @@ class Field:
             run.counts += outcome.counts
             waits.frombytes(outcome.waits)
             run.acquisitions += outcome.acquisitions
-            run.overlaps += outcome.amiss
+            run.overlaps += outcome.violations
             run.errors += outcome.errors
         run.waits = sorted(waits)
         order = ground.order()
         if setting.locks == 1 and len(order) > 1:
             run.changes = sum(one != other for one, other in itertools.pairwise(order)) / (len(order) - 1)
-        if not run.errors:  # whoever failed on its way out was inside, and says nothing of it
+        if not run.errors:  # a participant that failed while it left has entered, but not counted that
             run.overlaps += abs(ground.entered - run.acquisitions)
 
     def _jobs(
@@ -273,33 +273,33 @@ class Field:
                 pipe.close()
 
     @staticmethod
-    def _say(pipes: list[Connection], word: object) -> None:
+    def _send(pipes: list[Connection], message: object) -> None:
         for pipe in pipes:
-            pipe.send(word)
+            pipe.send(message)
 
     @staticmethod
-    def _hear(pipes: list[Connection], within: float) -> list[Any]:
+    def _receive(pipes: list[Connection], within: float) -> list[Any]:
         deadline = time.monotonic() + within
-        heard = []
+        messages = []
         for pipe in pipes:
             if not pipe.poll(max(0.0, deadline - time.monotonic())):
-                raise TimeoutError(f"a worker was silent for {within:.0f} s")
-            heard.append(pipe.recv())
-        return heard
+                raise TimeoutError(f"a worker sent nothing for {within:.0f} s")
+            messages.append(pipe.recv())
+        return messages
 
-    def _expect(self, pipes: list[Connection], word: str) -> None:
-        if any(said != word for said in self._hear(pipes, PATIENCE_S)):
-            raise RuntimeError(f"a worker did not say {word!r}")
+    def _expect(self, pipes: list[Connection], message: str) -> None:
+        if any(received != message for received in self._receive(pipes, PATIENCE_S)):
+            raise RuntimeError(f"a worker did not send {message!r}")
 
 
 def granted_in_order(order: Sequence[int], tokens: Sequence[Sequence[str]]) -> list[str]:
-    """The tokens of all acquisitions as they followed each other, less the first few of each participant."""
+    """The tokens of all acquisitions in the order of the grants, without the first few of each participant."""
     counters = [itertools.count() for _ in tokens]
     granted = []
-    for who in order:
-        number = next(counters[who - 1])
-        if FIRST_FEW <= number < len(tokens[who - 1]):
-            granted.append(tokens[who - 1][number])
+    for participant in order:
+        number = next(counters[participant - 1])
+        if FIRST_FEW <= number < len(tokens[participant - 1]):
+            granted.append(tokens[participant - 1][number])
     return granted
 
 

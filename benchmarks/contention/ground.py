@@ -1,11 +1,11 @@
-"""The memory that the locks guard: shared by all participants of a run, whatever process they are in.
+"""The memory that the locks guard: shared by all participants of a run, in all processes.
 
-For each lock there are three words: who is inside, how many have been, and the last fence. Whoever enters finds nobody
-inside and writes its own number; whoever leaves finds that number still there. The count is read, then written, by
-plain code, so that two at once would lose one: it must end at the number of all acquisitions. None of it costs a
-request.
+For each lock there are three machine words: the number of the holder, the count of acquisitions, and the last fence. A
+participant that enters must find no holder, and writes its own number. When it leaves, that number must still be there.
+The count is read, then written, without protection, so two holders at once would lose an increment: at the end it must
+equal the number of all acquisitions. None of this costs a request.
 
-What follows is the order in which the first lock was had: one word an entry, as far as they last.
+Behind them is a log of the holders of the first lock in their order: one word for each acquisition, until it is full.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _WORD: Final = 8
 _PER_LOCK: Final = 3
 _LOGGED: Final = 1 << 18
 
-Step = Callable[[int], bool]  # given the participant's number (from 1), says whether all was well
+Step = Callable[[int], bool]  # takes the participant's number (from 1); False: another participant is inside
 
 
 class Ground:
@@ -39,7 +39,7 @@ class Ground:
         self._memory.close()
 
     def steps(self, lock: int) -> tuple[Step, Step]:
-        """How to enter and how to leave. What a lock guards is short: these run inside it."""
+        """Functions to enter and to leave; to be called while the lock is held. Both are short."""
         words, inside, count = self._words, lock * _PER_LOCK, lock * _PER_LOCK + 1
         log = self._locks * _PER_LOCK
         last_logged = log + _LOGGED - 1
@@ -61,7 +61,7 @@ class Ground:
         return enter, leave
 
     def fence(self, lock: int) -> Step:
-        """Whether this fence is greater than all before. To be asked inside the lock."""
+        """A function that says whether a fence is greater than all before; to be called while the lock is held."""
         words, last = self._words, lock * _PER_LOCK + 2
 
         def rises(fence: int) -> bool:
@@ -72,10 +72,10 @@ class Ground:
 
     @property
     def entered(self) -> int:
-        """How often all the locks together were had, if no two were ever had at once."""
+        """The number of acquisitions of all locks; less than that if two holders were inside at once."""
         return sum(self._words[lock * _PER_LOCK + 1] for lock in range(self._locks))
 
     def order(self) -> list[int]:
-        """Who had the first lock, one after the other."""
+        """The holders of the first lock, in their order."""
         log = self._locks * _PER_LOCK
         return list(self._words[log : log + min(self._words[1], _LOGGED - 1)])

@@ -1,6 +1,6 @@
-"""What MONITOR says: every request that a client sent, in the order in which the server ran them.
+"""The output of MONITOR: every request that a client sent, in the order in which the server ran them.
 
-It also shows what scripts call, with ``lua`` in place of an address; those lines are passed over.
+MONITOR also shows what scripts call, with ``lua`` in place of an address; those lines are skipped.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _ARGUMENT: Final = re.compile(rb'"((?:[^"\\]|\\.)*)"')
 
 
 class Request(NamedTuple):
-    at: float  # by the server's clock
+    at: float  # by the clock of the server
     client: str  # its address
     text: bytes
 
@@ -30,7 +30,7 @@ class Request(NamedTuple):
 
 
 class Monitor:
-    """A connection in MONITOR mode, read by a thread so that the server need not hold its output back."""
+    """A connection in MONITOR mode. A thread reads it, so that the output does not pile up in the server."""
 
     def __init__(self, port: int) -> None:
         self._address = ("127.0.0.1", port)
@@ -49,7 +49,7 @@ class Monitor:
             tail = tail[-len(_LAST) :] + chunk
 
     def stop(self) -> None:
-        """Read up to a request of our own, so that nothing that is on its way is left out."""
+        """Read up to a last request of our own, so that no request before it is missed."""
         with socket.create_connection(self._address) as other:
             other.sendall(b"ECHO %s\r\n" % _LAST)
             other.recv(100)
@@ -57,7 +57,7 @@ class Monitor:
         self._socket.close()
 
     def requests(self, begin: float, end: float, *, but: Sequence[str] = ()) -> Iterator[Request]:
-        """Those between two times of the wall clock, from all clients but some."""
+        """The requests between two times of the wall clock, from all clients except ``but``."""
         for line in b"".join(self._chunks).split(b"\r\n"):
             if b" lua] " in line:
                 continue
@@ -78,14 +78,14 @@ class Monitor:
 
 
 class Turns(NamedTuple):
-    """How the order of grants compares with that of the first requests."""
+    """The order of the grants, compared with the order of the first requests."""
 
     grants: int
-    out_of_turn: int  # somebody who had asked before was still waiting
+    out_of_turn: int  # grants while a caller with an earlier first request was still waiting
 
 
 def count_out_of_turn(requests: Iterator[Request], granted: Sequence[str]) -> Turns:
-    """How many grants came before one whose first request was earlier.
+    """Count the grants that came before a grant whose first request was earlier.
 
     ``granted``: the tokens of the acquisitions, in the order of the grants. The first request of an acquisition is the
     first that carries its token.

@@ -1,4 +1,4 @@
-"""The report: ``docs/contention.md``. Every number in it comes from the run that writes it."""
+"""The report ``docs/contention.md``. Every number in it comes from the run that writes it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ COLUMNS = (
 
 @dataclass
 class Results:
-    """All that a run has found."""
+    """All results of a run."""
 
     server: str
     times: Times
@@ -80,7 +80,7 @@ def cells_of(contest: Contest, standing: Standing) -> list[str]:
 
 
 def machine(server: str) -> str:
-    """What it ran on, without saying whose it is."""
+    """A description of the machine, without its name."""
     model = ""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -99,7 +99,7 @@ def row(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def tell_contest(contest: Contest) -> Iterator[str]:
+def contest_section(contest: Contest) -> Iterator[str]:
     yield f"## {contest.scenario.title}"
     yield ""
     yield row(COLUMNS)
@@ -113,14 +113,14 @@ def tell_contest(contest: Contest) -> Iterator[str]:
     turns = [(one.contender.name, one.counted.turns) for one in contest.standings.values() if one.counted]
     seen = [f"{name} {turn.out_of_turn:,} of {turn.grants:,}" for name, turn in turns if turn and turn.grants]
     if seen:
-        yield f"Grants out of turn, that is before a caller that had asked earlier: {'; '.join(seen)}."
+        yield f"Grants out of turn (while a caller that had asked earlier was still waiting): {'; '.join(seen)}."
         yield ""
 
 
-def tell_crowd(crowd: Crowd) -> Iterator[str]:
+def crowd_section(crowd: Crowd) -> Iterator[str]:
     few, many = (sorted(run.rate for run in runs)[len(runs) // 2] for runs in (crowd.few, crowd.many))
     threads = crowd.threads[0]
-    yield "## A crowd"
+    yield "## Very many waiters"
     yield ""
     yield row(["Holdfast, one process, one lock", "acquisitions/s", "connections", "wait p50", "errors"])
     yield row(["---", *["---:"] * 4])
@@ -133,40 +133,41 @@ def tell_crowd(crowd: Crowd) -> Iterator[str]:
     yield ""
 
 
-def tell_how(results: Results) -> Iterator[str]:
+def method_section(results: Results) -> Iterator[str]:
     times = results.times
     far = ""
     if results.round_trip is not None:
         far = (
-            f'- "{DELAY_S * 1000:g} ms away": all libraries talk to the server through one relay, which passes every\n'
-            f"  chunk on {DELAY_S * 1000:g} ms after it came, in each direction. A PING through it takes "
+            f'- "{DELAY_S * 1000:g} ms away": all libraries talk to the server through one relay, which forwards\n'
+            f"  every chunk {DELAY_S * 1000:g} ms after its arrival, in each direction. A PING through it takes "
             f"{milliseconds(results.round_trip)}.\n"
         )
     yield "## How it was measured"
     yield ""
     yield from f"""\
 - One run, one server, TCP over loopback. All contenders run in each of {times.rounds} rounds, in an order that is
-  shuffled each time, for {times.window:g} s each after a warm-up. Rates and waits are medians over the rounds,
-  how many times its acquisitions Holdfast makes is the median of the ratios within a round, the longest wait is that of
-  all rounds.
-- Peers run at their defaults and tuned to poll fast: several settings run in a trial, and of redis-py the best of them
-  goes on beside the defaults, of pottery the best of all. Whichever gets more done is the peer that counts.
-- Each participant (a thread or task) makes a lock object anew for each acquisition, holds it just long enough to look
-  whether another one is inside, and asks again at once. An acquisition by the participant that has just released
-  counts: that is how locks that poll get most of theirs, and why they can be quick and unfair at the same time. A
-  change of owner is an acquisition by another participant than the one before.
-{far}- A wait is the time from asking to having. One that has not ended when the window shuts counts as long as it has
-  lasted.
-- Requests are what the clients sent, as MONITOR shows it, in a run of its own ({times.monitored:g} s), because MONITOR
-  slows the server. Calls inside of scripts are not counted; everything else that a client sends is.
-- Overlaps: whoever is inside writes its number into memory that all processes share, and looks whether it is still
-  there when it leaves; a counter that is read and then written must end at the number of acquisitions. In one more
-  run of Holdfast's, holders stay inside for a moment, and each must have a greater fence than the one before it.
-- Order: the first request of an acquisition is the first in MONITOR's output that carries its token; the order of
-  grants is written by the holders into the shared memory. The first few acquisitions of each process are left out.
-- Jain's index is over the acquisitions of all threads or tasks: 1 if all had the same number, 1/n if one had all.
-- An event loop and the server have a core each; threads and processes, and the server beside them, go where the kernel
-  puts them. The same for everybody.""".splitlines()
+  shuffled each time, for {times.window:g} s each after a warm-up. Rates and waits are medians over the rounds.
+  The columns "Holdfast" are the median of the ratios within a round. The longest wait is the longest of all rounds.
+- Other libraries run at their defaults and with faster polling: several settings run in a trial. For redis-py, the best
+  of them runs in the rounds beside the defaults; for pottery, the best of all settings runs. The setting with more
+  acquisitions represents the library.
+- Each participant (a thread or task) makes a new lock object for each acquisition, holds it just long enough to check
+  that no other participant is inside, and asks again at once. An acquisition by the participant that has just released
+  counts. Locks that poll get most of their acquisitions in this way, so they can be fast and unfair at the same time. A
+  change of owner is an acquisition by a participant other than the last one.
+{far}- A wait is the time from the request to the grant. A wait that has not ended when the window closes counts with
+  its length so far.
+- Requests are what the clients sent, as MONITOR shows it. They are counted in a separate run
+  ({times.monitored:g} s), because MONITOR slows the server. Calls inside scripts are not counted; everything else
+  that a client sends is.
+- Overlaps: each holder writes its number into memory that all processes share, and checks before it leaves that the
+  number is still there. A counter that is read and then written must end at the number of acquisitions. In one more
+  run of Holdfast, holders stay inside for a moment, and each must have a greater fence than the one before it.
+- Order: the first request of an acquisition is the first in MONITOR's output that carries its token. Holders write the
+  order of grants into the shared memory. The first few acquisitions of each process are left out.
+- Jain's index is over the acquisitions of all threads or tasks: 1 if all have the same number, 1/n if one has all.
+- An event loop and the server have a core each. Threads and processes, and the server beside them, run where the kernel
+  puts them. This is the same for all libraries.""".splitlines()
     yield ""
 
 
@@ -174,9 +175,9 @@ def write_page(results: Results, path: Path, picture: str) -> None:
     lines = [
         "# Contention",
         "",
-        "<!-- Written by `make bench-contention`. Do not edit: the next run writes it anew. -->",
+        "<!-- Written by `make bench-contention`. Do not edit: the next run overwrites it. -->",
         "",
-        f"What a lock costs that many want at once. {machine(results.server)}.",
+        f"The cost of a contended lock, for Holdfast and for other libraries. {machine(results.server)}.",
         "",
         f"![Acquisitions, changes of owner, waits and requests of Holdfast beside other libraries]({picture})",
         "",
@@ -186,8 +187,8 @@ def write_page(results: Results, path: Path, picture: str) -> None:
         "",
     ]
     for contest in results.contests:
-        lines += tell_contest(contest)
+        lines += contest_section(contest)
     if results.crowd is not None:
-        lines += tell_crowd(results.crowd)
-    lines += tell_how(results)
+        lines += crowd_section(results.crowd)
+    lines += method_section(results)
     path.write_text("\n".join(lines).rstrip("\n") + "\n")

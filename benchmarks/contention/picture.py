@@ -1,4 +1,4 @@
-"""The picture: ``docs/contention.svg``. It shows what the tables show, with the same numbers."""
+"""The picture ``docs/contention.svg``: the numbers of the tables as a chart."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def line_of(standing: Standing, *, is_ours: bool) -> Line:
 
 
 def group_of(contest: Contest) -> Group:
-    """With the verdict of the tables: the median of the ratios within a round, to the best peer of each measure."""
+    """One group of the chart. Its verdict is that of the tables: the median ratio to the best peer of each measure."""
     ratios = [(contest.times(contest.best_peer).median, "acquisitions")]
     changes = contest.times_changes(contest.best_changer)
     if changes is not None:

@@ -1,10 +1,10 @@
-"""A link that takes time: a process that passes every chunk on, a fixed time after it came, in both directions.
+"""A link with a delay: a process that forwards every chunk a fixed time after its arrival, in both directions.
 
-All libraries are measured through the same relay, so what it adds is the same for each. It must not be what is
-measured: ``Relay.capacity`` says what it can pass on, ``Relay.figures`` what it did pass on, and how busy it was.
+All libraries are measured through the same relay, so it adds the same to each. The relay must not be the bottleneck:
+``Relay.capacity`` says how much it can forward, ``Relay.figures`` how much it did forward and how busy it was.
 
-One loop around ``select``, because asyncio and ``epoll`` wait for whole milliseconds only. The delay is the same for
-every chunk, so the chunks that wait are a queue, and the one that is due next is always the first.
+It is one loop around ``select``, because asyncio and ``epoll`` wait for whole milliseconds only. The delay is the same
+for every chunk, so the waiting chunks are a queue, and the first is always due next.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ FLOOD_CONNECTIONS: Final = 64
 
 
 class Figures(NamedTuple):
-    """What a relay has done since it was last asked."""
+    """What a relay has done since the last call of ``Relay.figures``."""
 
     seconds: float
     chunks: int
@@ -54,7 +54,7 @@ class Relay:
         listener = socket.create_server(("127.0.0.1", 0), backlog=512)
         self.port: int = listener.getsockname()[1]
         self.url = f"redis://127.0.0.1:{self.port}/0"
-        context = multiprocessing.get_context("fork")  # it inherits the listener, and nothing else that is open matters
+        context = multiprocessing.get_context("fork")  # so that the process inherits the listener
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(target=_run, args=(listener, to_port, delay_s, theirs), daemon=True)
         self._process.start()
@@ -67,12 +67,12 @@ class Relay:
         return figures
 
     def place(self, cores: Collection[int]) -> None:
-        """Let it run on these cores."""
+        """Pin the relay to these cores."""
         if self._process.pid is not None:
             os.sched_setaffinity(self._process.pid, cores)
 
     def round_trip(self, tries: int = 200) -> float:
-        """Seconds from a PING to its reply through the relay, the median."""
+        """Median seconds from a PING to its reply through the relay."""
         took = []
         with socket.create_connection(("127.0.0.1", self.port)) as link:
             for _ in range(tries):
@@ -83,7 +83,7 @@ class Relay:
         return sorted(took)[tries // 2]
 
     def capacity(self) -> Figures:
-        """What it passes on while many connections each send a PING as soon as the last one was answered."""
+        """What the relay forwards while many connections each send a PING as soon as the last reply is there."""
         with ExitStack() as stack:
             links = [
                 stack.enter_context(socket.create_connection(("127.0.0.1", self.port)))
@@ -109,7 +109,7 @@ class Relay:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._pipe.close()  # which ends it
+        self._pipe.close()  # the process ends when its pipe is closed
         self._process.join(5)
         if self._process.is_alive():
             self._process.kill()
@@ -118,9 +118,9 @@ class Relay:
 
 def _run(listener: socket.socket, to_port: int, delay_s: float, pipe: Connection) -> None:
     others: dict[socket.socket, socket.socket] = {}
-    waiting: deque[tuple[float, socket.socket, bytes]] = deque()  # due at, for, what; b"" ends a connection
+    waiting: deque[tuple[float, socket.socket, bytes]] = deque()  # when due, receiver, chunk; b"" ends a connection
     watched: list[socket.socket | Connection] = [listener, pipe]
-    halves: set[socket.socket] = set()  # ends that have hung up, or will be sent nothing more
+    halves: set[socket.socket] = set()  # sockets of which one direction is closed
 
     def half_close(end: socket.socket) -> None:
         if end in halves:
@@ -144,7 +144,7 @@ def _run(listener: socket.socket, to_port: int, delay_s: float, pipe: Connection
                     half_close(other)
                     other.shutdown(socket.SHUT_WR)
             except OSError:
-                pass  # that end has hung up
+                pass  # the receiver has closed its connection
         for one in ready:
             if one is listener:
                 client, _ = listener.accept()

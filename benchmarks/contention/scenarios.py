@@ -1,10 +1,11 @@
-"""What is run, and what is promised of it."""
+"""What is run, and what is promised."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from dataclasses import field as dataclass_field
 from typing import Final
 
 from benchmarks.contention.contenders import AIO, AIO_WITHOUT_WAITING, BLOCKING, HOLDFAST, REDIS_PY, Contender
@@ -18,9 +19,9 @@ __all__ = [
     "Crowd",
     "crowd_figures",
     "figures_of",
-    "gather_crowd",
     "overlap_figure",
     "relay_figure",
+    "run_crowd",
     "waiting_figure",
 ]
 
@@ -34,7 +35,7 @@ TASKS: Final = Scenario("tasks", "64 tasks, one lock", Setting(True, 1, 64, 1), 
 
 
 def over_a_link(scenario: Scenario) -> Scenario:
-    """The same through the relay."""
+    """The same scenario through the relay."""
     return scenario._replace(
         key=f"{scenario.key}-far",
         title=f"{scenario.title}, {DELAY_S * 1000:g} ms away",
@@ -97,7 +98,7 @@ def fairness(contest: Contest, at_least: float) -> Figure:
 
 
 def wait_beside_redis_py(contest: Contest, at_most: float) -> Figure:
-    """Of its two settings the one with the shorter wait counts, even where the other one gets more done."""
+    """Compare with the setting of redis-py that has the shorter wait, even if the other has more acquisitions."""
     theirs = [one for one in contest.standings.values() if one.contender.library == REDIS_PY]
     part = contest.wait_beside(theirs, 0.99)
     at_defaults = contest.wait_beside([one for one in theirs if one.contender.is_default], 0.99)
@@ -121,7 +122,7 @@ def first_come(contest: Contest) -> Figure:
 
 
 def figures_of(contest: Contest) -> list[Figure]:
-    """What is promised of this one."""
+    """What is promised for this contest."""
     promises: dict[str, Callable[[], list[Figure]]] = {
         THREADS.key: lambda: [
             several(contest, 8),
@@ -156,7 +157,7 @@ def figures_of(contest: Contest) -> list[Figure]:
 
 
 def overlap_figure(runs: list[Run]) -> Figure:
-    """Holdfast's, all of them. Somebody else's overlap is in the tables, and no failure of ours."""
+    """All runs of Holdfast. The overlaps of other libraries are in the tables, and do not fail the benchmark."""
     overlaps, acquisitions = sum(run.overlaps for run in runs), sum(run.acquisitions for run in runs)
     errors = [error for run in runs for error in run.errors]
     return Figure(
@@ -172,26 +173,26 @@ def overlap_figure(runs: list[Run]) -> Figure:
 class Crowd:
     """Ten thousand tasks beside sixty-four, and a thousand threads, on one lock."""
 
-    few: list[Run] = field(default_factory=list)
-    many: list[Run] = field(default_factory=list)
-    threads: list[Run] = field(default_factory=list)
+    few: list[Run] = dataclass_field(default_factory=list)
+    many: list[Run] = dataclass_field(default_factory=list)
+    threads: list[Run] = dataclass_field(default_factory=list)
 
     @property
     def part(self) -> Spread:
-        """The rate of many as a part of the rate of few, within each round."""
+        """The rate of ``many`` divided by the rate of ``few``, within each round."""
         return spread_of([many.rate / max(few.rate, 1e-9) for few, many in zip(self.few, self.many, strict=True)])
 
 
-def gather_crowd(on: Field, rounds: int, window: float, say: Callable[[str], None]) -> Crowd:
+def run_crowd(field: Field, rounds: int, window: float, show: Callable[[str], None]) -> Crowd:
     crowd = Crowd()
     ours = Contender(HOLDFAST)
     settings = [(crowd.few, TASKS.setting), (crowd.many, TASKS.setting._replace(participants=CROWD_OF_TASKS))]
     for number in range(rounds):
         for runs, setting in random.sample(settings, 2):
-            say(f"round {number + 1} of {rounds}: {setting.participants:,} tasks")
-            runs.append(on.run(ours, setting, window))
-    say(f"{CROWD_OF_THREADS:,} threads")
-    crowd.threads.append(on.run(ours, THREADS.setting._replace(participants=CROWD_OF_THREADS), window))
+            show(f"round {number + 1} of {rounds}: {setting.participants:,} tasks")
+            runs.append(field.run(ours, setting, window))
+    show(f"{CROWD_OF_THREADS:,} threads")
+    crowd.threads.append(field.run(ours, THREADS.setting._replace(participants=CROWD_OF_THREADS), window))
     return crowd
 
 
@@ -220,28 +221,29 @@ def crowd_figures(crowd: Crowd) -> list[Figure]:
 
 
 def relay_figure(capacity: Figures, runs: list[Run]) -> Figure:
-    """The relay must not be what is measured."""
+    """The relay must not be the bottleneck."""
     seen = [run.relayed for run in runs if run.relayed is not None]
     most, busiest = max(one.rate for one in seen), max(one.busy for one in seen)
     return Figure(
         "the relay",
-        f"passed on at most {most:,.0f} chunks per second, and was busy {busiest:.0%} of the time; "
-        f"flooded, it passes on {capacity.rate:,.0f} at {capacity.busy:.0%}",
+        f"forwarded at most {most:,.0f} chunks per second, and was busy {busiest:.0%} of the time; "
+        f"flooded, it forwards {capacity.rate:,.0f} at {capacity.busy:.0%}",
         "busy less than 80%",
         busiest < 0.8,
     )
 
 
 def waiting_figure(waiting: Waiting) -> Figure:
-    """Refreshes, at their pace, and nothing else but what makes the first in line hear of a foreign release."""
+    """A waiter sends refreshes at its interval and nothing else, except that the first waiter has its key tracked."""
     per_s = waiting.refreshes.total() / waiting.waiters / waiting.seconds
     most = max(waiting.refreshes.values(), default=0)
     others = {kind: count for kind, count in waiting.kinds.items() if kind not in ("EVALSHA", "CLIENT CACHING")}
-    # Only the first in line has its key tracked, which takes a word of its own with each refresh.
+    # Only the first waiter has its key tracked, so that the server notifies it of a foreign release. That takes one
+    # CLIENT CACHING with each refresh.
     tracked = waiting.kinds["CLIENT CACHING"]
     in_time = per_s <= MOST_REFRESHES_PER_S and most <= MOST_REFRESHES_PER_S * waiting.seconds + 1
     return Figure(
-        f"{waiting.waiters} processes that wait: requests of each per second",
+        f"{waiting.waiters} waiting processes: requests of each per second",
         f"{per_s:.2f} refreshes, at most {most} by one in {waiting.seconds:.1f} s, {tracked} tracked"
         + "".join(f", {count} {kind}" for kind, count in others.items())
         + (f", and {len(waiting.errors)} errors: {waiting.errors[0]}" if waiting.errors else ""),

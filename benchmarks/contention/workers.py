@@ -1,9 +1,14 @@
-"""One process of participants: threads, or asyncio tasks, who want a lock again and again.
+"""One process of participants: threads or asyncio tasks that acquire and release a lock again and again.
 
-What is said over the pipe, each in its turn: the worker ``READY`` (connected, and once around), the field ``GO``, the
-worker ``ASKED`` (every participant has asked for its lock), the field the window, two times on the monotonic clock,
-which all processes share; the worker, once the window is shut and everybody is out, its Outcome. If the field is
-gone the pipe ends, and so does the process.
+The messages on the pipe, in this order:
+
+1. worker: ``READY`` (it is connected, and has locked once);
+2. field: ``GO``;
+3. worker: ``ASKED`` (every participant has asked for its lock);
+4. field: the window, two times on the monotonic clock, which all processes share;
+5. worker: its Outcome, once the window is closed and all participants have left.
+
+If the field is gone, the pipe ends, and so does the process.
 """
 
 from __future__ import annotations
@@ -33,7 +38,7 @@ STACK_BYTES: Final = 256 * 1024  # a thousand threads need not reserve 8 MB each
 
 
 class Job(NamedTuple):
-    """What one process is to do."""
+    """What one process has to do."""
 
     contender: Contender
     url: str
@@ -41,34 +46,32 @@ class Job(NamedTuple):
     is_aio: bool
     participants: int
     locks: int
-    first: int  # the number of its first participant; nobody is number 0
-    cores: frozenset[int] = frozenset()  # where to run; empty: wherever the kernel likes
-    dwell: float | None = (
-        None  # how long to stay inside, so that two at once would meet; then fences are looked at, too
-    )
+    first: int  # the number of its first participant; no participant has number 0
+    cores: frozenset[int] = frozenset()  # where to run; empty: the kernel decides
+    dwell: float | None = None  # seconds to stay inside, so that two holders at once would meet; fences are checked too
     with_tokens: bool = False
 
 
 class Outcome(NamedTuple):
-    """What became of it."""
+    """What the participants of one process did and saw."""
 
     counts: list[int]  # acquisitions within the window, by participant
-    waits: bytes  # doubles: seconds from asking to having
+    waits: bytes  # doubles: seconds from the request to the grant
     acquisitions: int  # all, also outside the window
-    amiss: int  # how often somebody was not alone, or had a fence that was no greater than the last
+    violations: int  # holders that were not alone, or whose fence was not greater than the last
     errors: list[str]
     tokens: list[list[str]]  # by participant, one for each acquisition
 
 
 class Window:
-    """When to count, and when to stop. Known only once everybody has asked."""
+    """When to count, and when to stop. Known only once all participants have asked."""
 
     def __init__(self) -> None:
         self.begin = self.end = inf
 
 
 class Participant:
-    """Who it is, and what it has seen: pairs of when it asked and when it had."""
+    """One thread or task, and its records: pairs of when it asked and when it was granted the lock."""
 
     def __init__(self, job: Job, number: int, ground: Ground, window: Window) -> None:
         self.number = number
@@ -78,18 +81,18 @@ class Participant:
         self.rises = ground.fence(lock)
         self.window = window
         self.times = array("d")
-        self.amiss = 0
+        self.violations = 0
         self.error: str | None = None
         self.has_asked = False
         self.tokens: list[str] = []
         self._job = job
 
     def look_closer(self, lock: Any, entered: Any) -> None:
-        """What only runs that are not timed look at."""
+        """Record tokens and check fences, in runs that are not timed."""
         if self._job.with_tokens:
             self.tokens.append(token_of(lock, entered))
         if self._job.dwell is not None and (fence := getattr(entered, "fence", None)) is not None:
-            self.amiss += not self.rises(fence)
+            self.violations += not self.rises(fence)
 
     def count(self) -> int:
         return sum(self.window.begin <= had < self.window.end for had in self.times[1::2])
@@ -106,51 +109,51 @@ def work(pipe: Connection, job: Job) -> None:
         os.sched_setaffinity(0, job.cores)
     ground = Ground(job.ground, job.locks)
     window = Window()
-    those = [Participant(job, job.first + index, ground, window) for index in range(job.participants)]
-    gc.freeze()  # what the bench keeps for ten thousand is not for each collection to go through
+    participants = [Participant(job, job.first + index, ground, window) for index in range(job.participants)]
+    gc.freeze()  # the collector need not visit the records of ten thousand participants
     try:
         if job.is_aio:
-            asyncio.run(run_tasks(pipe, job, those))
+            asyncio.run(run_tasks(pipe, job, participants))
         else:
-            run_threads(pipe, job, those)
+            run_threads(pipe, job, participants)
     except EOFError:
         return  # the field is gone
     waits = array("d")
-    for participant in those:
+    for participant in participants:
         waits.extend(participant.waits())
     pipe.send(
         Outcome(
-            counts=[participant.count() for participant in those],
+            counts=[participant.count() for participant in participants],
             waits=waits.tobytes(),
-            acquisitions=sum(len(participant.times) // 2 for participant in those),
-            amiss=sum(participant.amiss for participant in those),
-            errors=[participant.error for participant in those if participant.error],
-            tokens=[participant.tokens for participant in those],
+            acquisitions=sum(len(participant.times) // 2 for participant in participants),
+            violations=sum(participant.violations for participant in participants),
+            errors=[participant.error for participant in participants if participant.error],
+            tokens=[participant.tokens for participant in participants],
         )
     )
 
 
-def expect(pipe: Connection, word: str) -> None:
-    said = pipe.recv()
-    if said != word:
-        raise RuntimeError(f"the field said {said!r}, not {word!r}")
+def expect(pipe: Connection, message: str) -> None:
+    received = pipe.recv()
+    if received != message:
+        raise RuntimeError(f"the field sent {received!r}, not {message!r}")
 
 
-def run_threads(pipe: Connection, job: Job, those: list[Participant]) -> None:
+def run_threads(pipe: Connection, job: Job, participants: list[Participant]) -> None:
     threading.stack_size(STACK_BYTES)
     with ExitStack() as stack:
         new_lock = open_blocking(job.contender, job.url, stack)
         with new_lock(f"bench:warm-up:{job.first}"):
             pass
-        threads = [threading.Thread(target=want, args=(job, new_lock, one), daemon=True) for one in those]
+        threads = [threading.Thread(target=want, args=(job, new_lock, one), daemon=True) for one in participants]
         pipe.send(READY)
         expect(pipe, GO)
         for thread in threads:
             thread.start()
-        while not all(participant.has_asked for participant in those):
+        while not all(participant.has_asked for participant in participants):
             time.sleep(0.002)
         pipe.send(ASKED)
-        those[0].window.begin, those[0].window.end = pipe.recv()
+        participants[0].window.begin, participants[0].window.end = pipe.recv()
         for thread in threads:
             thread.join()
 
@@ -167,13 +170,13 @@ def want(job: Job, new_lock: NewLock, me: Participant) -> None:
             with lock as entered:
                 had = monotonic()
                 if not enter(number):
-                    me.amiss += 1
+                    me.violations += 1
                 if is_close:
                     me.look_closer(lock, entered)
                     if job.dwell:
                         time.sleep(job.dwell)
                 if not leave(number):
-                    me.amiss += 1
+                    me.violations += 1
             times.append(asked)
             times.append(had)
     except Exception as error:
@@ -181,7 +184,7 @@ def want(job: Job, new_lock: NewLock, me: Participant) -> None:
         me.error = f"{type(error).__name__}: {error}"
 
 
-async def run_tasks(pipe: Connection, job: Job, those: list[Participant]) -> None:
+async def run_tasks(pipe: Connection, job: Job, participants: list[Participant]) -> None:
     loop = asyncio.get_running_loop()
     async with AsyncExitStack() as stack:
         new_lock = await open_aio(job.contender, job.url, stack)
@@ -189,11 +192,11 @@ async def run_tasks(pipe: Connection, job: Job, those: list[Participant]) -> Non
             pass
         pipe.send(READY)
         await loop.run_in_executor(None, expect, pipe, GO)
-        tasks = [asyncio.create_task(want_aio(job, new_lock, participant)) for participant in those]
-        while not all(participant.has_asked for participant in those):
+        tasks = [asyncio.create_task(want_aio(job, new_lock, participant)) for participant in participants]
+        while not all(participant.has_asked for participant in participants):
             await asyncio.sleep(0.002)
         pipe.send(ASKED)
-        those[0].window.begin, those[0].window.end = await loop.run_in_executor(None, pipe.recv)
+        participants[0].window.begin, participants[0].window.end = await loop.run_in_executor(None, pipe.recv)
         await asyncio.gather(*tasks)
 
 
@@ -209,13 +212,13 @@ async def want_aio(job: Job, new_lock: NewLock, me: Participant) -> None:
             async with lock as entered:
                 had = monotonic()
                 if not enter(number):
-                    me.amiss += 1
+                    me.violations += 1
                 if is_close:
                     me.look_closer(lock, entered)
                     if job.dwell is not None:
                         await asyncio.sleep(job.dwell)
                 if not leave(number):
-                    me.amiss += 1
+                    me.violations += 1
             times.append(asked)
             times.append(had)
     except Exception as error:

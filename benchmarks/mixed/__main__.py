@@ -58,12 +58,12 @@ PEERS: Final = [
 
 @dataclass
 class Calls:
-    """What one process has printed, as times on the monotonic clock."""
+    """The output of one process, as times on the monotonic clock."""
 
     asked: list[float] = field(default_factory=list)
     had: list[float] = field(default_factory=list)
     threw: list[float] = field(default_factory=list)
-    waits: list[tuple[float, float]] = field(default_factory=list)  # asked, and had or failed; inf if neither
+    waits: list[tuple[float, float]] = field(default_factory=list)  # when it asked, and was granted or failed (or inf)
     overlaps: int = 0
 
 
@@ -208,7 +208,7 @@ class Field:
 
     @staticmethod
     def _first_grant(folder: Path) -> float:
-        """When one of those processes was granted the lock for the first time; now, if none is for long."""
+        """When one of the processes was first granted the lock; if none is in FIRST_GRANT_S, the current time."""
         deadline = time.monotonic() + FIRST_GRANT_S
         while time.monotonic() < deadline:
             grants = [one.had[0] for one in calls_in(folder) if one.had]
@@ -219,7 +219,7 @@ class Field:
 
 
 def calls_in(folder: Path) -> list[Calls]:
-    # The last line may be cut off, for its writer was killed.
+    # The last line may be incomplete, because the process that wrote it was killed.
     return [read(path.read_text().rpartition("\n")[0].splitlines()) for path in sorted(folder.iterdir())]
 
 
@@ -239,7 +239,7 @@ def figures_of(outcome: Outcome) -> Iterator[Figure]:
     part = outcome.threw / max(outcome.calls, 1)
     if peer.threw < 1.0:
         yield Figure(f"{name}: its calls that failed", f"{part:.1%}", f"at most {peer.threw:.0%}", part <= peer.threw)
-    yield Figure(f"{name}: Holdfast's grants, of those without it", f"{outcome.kept:.0%}", "half", outcome.kept >= 0.5)
+    yield Figure(f"{name}: Holdfast's grants, of a run alone", f"{outcome.kept:.0%}", "half", outcome.kept >= 0.5)
     yield Figure(f"{name}: two holders at once", f"{outcome.overlaps}", "never", not outcome.overlaps)
 
 
@@ -251,10 +251,10 @@ def main() -> int:
         epilog=text,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--seconds", type=float, default=10.0, help="how long each peer is counted (default 10)")
-    parser.add_argument("--only", choices=[peer.name for peer in PEERS], action="append", help="may be given again")
+    parser.add_argument("--seconds", type=float, default=10.0, help="how long each library is measured (default 10)")
+    parser.add_argument("--only", choices=[peer.name for peer in PEERS], action="append", help="may be repeated")
     parser.add_argument("--node-modules", type=Path, metavar="FOLDER", help="where redlock and redis-semaphore are")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the measurements there as well")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the measurements to this file")
     asked = parser.parse_args()
     node_modules = asked.node_modules.resolve() if asked.node_modules else None
     peers = [peer for peer in PEERS if not asked.only or peer.name in asked.only]

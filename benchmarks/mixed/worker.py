@@ -17,8 +17,8 @@ import redis.asyncio
 from benchmarks.contention.contenders import Contender, open_aio, open_blocking
 
 
-def say(what: str, *more: object) -> None:
-    print(what, f"{time.monotonic():.6f}", *more, flush=True)
+def log(event: str, *more: object) -> None:
+    print(event, f"{time.monotonic():.6f}", *more, flush=True)
 
 
 def work(library: str, url: str, name: str, hold_s: float, counter: str) -> None:
@@ -26,15 +26,15 @@ def work(library: str, url: str, name: str, hold_s: float, counter: str) -> None
         plain = stack.enter_context(redis.Redis.from_url(url))
         new_lock = open_blocking(Contender(library), url, stack)
         while True:
-            say("ask")
+            log("ask")
             try:
                 with new_lock(name):
-                    say("had", plain.incr(counter))
+                    log("had", plain.incr(counter))
                     time.sleep(hold_s)
                     plain.decr(counter)
-                say("left")
+                log("left")
             except Exception as error:
-                say("threw", type(error).__name__)
+                log("threw", type(error).__name__)
 
 
 async def work_aio(library: str, url: str, name: str, hold_s: float, counter: str) -> None:
@@ -42,15 +42,15 @@ async def work_aio(library: str, url: str, name: str, hold_s: float, counter: st
         plain = await stack.enter_async_context(redis.asyncio.Redis.from_url(url))
         new_lock = await open_aio(Contender(library), url, stack)
         while True:
-            say("ask")
+            log("ask")
             try:
                 async with new_lock(name):
-                    say("had", await plain.incr(counter))
+                    log("had", await plain.incr(counter))
                     await asyncio.sleep(hold_s)
                     await plain.decr(counter)
-                say("left")
+                log("left")
             except Exception as error:
-                say("threw", type(error).__name__)
+                log("threw", type(error).__name__)
 
 
 if __name__ == "__main__":
