@@ -24,7 +24,7 @@ from tests.fleet_cluster import ClusterFleet
 from tests.fleet_etcd import EtcdFleet
 from tests.fleets import SentinelFleet, find_redis
 from tests.server_memcached import MemcachedServer
-from tests.servers import Server
+from tests.servers import Server, pause_process
 
 __all__ = ["CHOICES", "DEFAULT", "EmbeddedServer"]
 
@@ -49,7 +49,7 @@ class EmbeddedServer:
         return client
 
     def pause(self) -> None:
-        os.kill(self._pid, signal.SIGSTOP)
+        pause_process(self._pid)
 
     def resume(self) -> None:
         os.kill(self._pid, signal.SIGCONT)

@@ -27,7 +27,7 @@ from typing import Any, Final, Self
 
 import httpx
 
-from tests.servers import free_port
+from tests.servers import free_port, pause_process
 
 __all__ = ["EtcdAdmin", "EtcdFleet", "find_etcd"]
 
@@ -100,6 +100,10 @@ class Member:
     def signal(self, number: int) -> None:
         if self._process is not None:
             os.kill(self._process.pid, number)
+
+    def pause(self) -> None:
+        if self._process is not None:
+            pause_process(self._process.pid)
 
     def kill(self) -> None:
         if self._process is not None:
@@ -193,7 +197,7 @@ class EtcdFleet:
 
     def pause(self) -> None:
         for member in self.members:
-            member.signal(signal.SIGSTOP)
+            member.pause()
 
     def resume(self) -> None:
         for member in self.members:

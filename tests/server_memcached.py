@@ -18,7 +18,7 @@ from typing import Any, Final, Self
 
 from pymemcache.client.base import Client
 
-from tests.servers import free_port
+from tests.servers import free_port, pause_process
 
 __all__ = ["MemcachedAdmin", "MemcachedServer"]
 
@@ -62,7 +62,7 @@ class MemcachedServer:
         return MemcachedAdmin(self.port)
 
     def pause(self) -> None:
-        os.kill(self._process.pid, signal.SIGSTOP)
+        pause_process(self._process.pid)
 
     def resume(self) -> None:
         os.kill(self._process.pid, signal.SIGCONT)

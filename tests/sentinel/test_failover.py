@@ -62,13 +62,21 @@ def is_in_step(admin: redis.Redis) -> bool:
     return state["master_link_status"] == "up" and not state["master_sync_in_progress"]
 
 
+def wait_until_replicated(fleet: SentinelFleet, name: str) -> None:
+    for server in fleet.replicas:
+        with redis.Redis(port=server.port, password=server.password, db=fleet.database) as admin:
+            # A replica that copies its primary as a whole has old data until the copy ends.
+            eventually(partial(is_in_step, admin), timeout=30.0)
+            eventually(partial(admin.exists, name), timeout=30.0)
+
+
 @pytest.mark.parametrize("fail_over", FAILOVERS)
 def test_holders_keep_their_lease_and_waiters_get_it_after_them(
     connect: Any, fleet: SentinelFleet, fail_over: Callable[[SentinelFleet], None]
 ) -> None:
     holder, waiting = connect(fleet.url), connect(fleet.url)
     lease = holder.lock("x", ttl=TTL).acquire()
-    time.sleep(0.2)  # the grant has reached the replicas, so that nothing is lost
+    wait_until_replicated(fleet, "x")  # so that the failover does not lose the grant
     with ThreadPoolExecutor() as pool:
         waiter = pool.submit(waiting.lock("x", ttl=TTL).acquire)
         eventually(lambda: waiting.client._driver.router.waiting, what="it is queued, and subscribed")
@@ -172,16 +180,12 @@ def test_a_failover_that_loses_the_lock_is_reported_and_fenced(connect: Any, fle
     with face.lock("warm"):
         pass
     lease = face.lock("x", ttl=TTL).acquire()
-    primary = fleet.primary
-    for server in fleet.servers:
-        if server is not primary:
-            with redis.Redis(port=server.port, password=server.password, db=fleet.database) as admin:
-                # Else it may still arrive after it was deleted, with the stream or with a full copy.
-                eventually(partial(is_in_step, admin), timeout=30.0)
-                eventually(partial(admin.exists, "x"), timeout=30.0)
-                admin.config_set("replica-read-only", "no")
-                admin.delete("x")  # as if it had never arrived
-                admin.config_set("replica-read-only", "yes")
+    wait_until_replicated(fleet, "x")  # else it may still arrive after it was deleted
+    for server in fleet.replicas:
+        with redis.Redis(port=server.port, password=server.password, db=fleet.database) as admin:
+            admin.config_set("replica-read-only", "no")
+            admin.delete("x")  # as if it had never arrived
+            admin.config_set("replica-read-only", "yes")
     crash(fleet)
     second = other.lock("x", ttl=TTL).acquire(timeout=30)
     assert second.fence > lease.fence
