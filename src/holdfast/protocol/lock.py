@@ -238,7 +238,10 @@ class BaseLock(Generic[L]):
         return reply
 
     def _enter(self) -> Effects[L]:
-        lease = yield from self._demand()
+        try:
+            lease = yield from self._obtain(self._options.wait)  # not by _demand: a layer less on the hot path
+        except TimedOut as timed_out:
+            raise (yield from self._timeout_error(timed_out.hold)) from None
         try:
             if self._options.cancels or self._options.on_lost is None:
                 me, block = yield from attach(lease._hold)

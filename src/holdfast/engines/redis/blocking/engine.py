@@ -40,6 +40,7 @@ class Engine:
     def __init__(self, target: Target) -> None:
         self._target = target
         self._scripts = target.scripts
+        self._has_sentinels = target.sentinels is not None
         self._idle: deque[PooledConnection] = deque()
         self._open: set[PooledConnection] = set()  # idle or in use: a forked child must close its copy of each
         self._ever_answered = False  # whether this server has ever answered
@@ -65,7 +66,8 @@ class Engine:
             reply = connection.ask(pack(op, self._scripts), deadline)
             if is_noscript(reply):
                 reply = connection.ask(pack(op, self._scripts, with_source=True), deadline)
-            self._target.refuse_old_primary(connection.connection)
+            if self._has_sentinels:
+                self._target.refuse_old_primary(connection.connection)
         except BaseException as error:
             raise self._broken(connection, error, timeout)  # noqa: B904 (it has its cause)
         self._ever_answered = True
@@ -177,7 +179,8 @@ class Engine:
     def _take(self, timeout: float) -> PooledConnection:
         if self._closed:
             raise client_closed(self.address)
-        self._target.recheck()
+        if self._has_sentinels:
+            self._target.recheck()
         while True:
             try:
                 connection = self._idle.pop()
