@@ -17,8 +17,8 @@ now: Final[Callable[[], float]] = (
 )
 
 
-# urandom() releases the interpreter's lock, and a process with many busy threads is slow to get it back. So it is called
-# once for many tokens (benchmarks.before: "16 threads, 16 locks").
+# urandom() releases the interpreter's lock, which a process with many busy threads is slow to get back. So one call
+# serves many tokens (benchmarks.before: "16 threads, 16 locks").
 _DRAWN_AT_ONCE: Final = 64
 _drawn: Final[list[str]] = []  # the random parts of the next tokens
 
