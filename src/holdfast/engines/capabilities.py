@@ -1,7 +1,7 @@
 """What each engine offers and what it survives, as data.
 
 ``Unsupported`` errors, the table in docs/engines.md (``scripts/derive_engines.py``) and the tests that an engine skips
-all come from here, so none of them can say something else.
+all come from this module, so they always agree.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ ENGINES: Final = {
 
 
 def require(feature: str, *, engine: str, address: str) -> None:
-    """Raise Unsupported, which names the engines to use instead, unless the engine offers that."""
+    """Raise Unsupported, with the engines to use instead, unless this engine offers the feature."""
     if feature not in ENGINES[engine].features:
         others = [offer.url for offer in ENGINES.values() if feature in offer.features]
         advice = f"use {' or '.join(others)}" if others else "no engine of this version offers it. Use client.lock"

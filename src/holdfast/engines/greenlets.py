@@ -1,9 +1,10 @@
 """Support for gevent, which turns threads into greenlets; and the refusal of eventlet.
 
-After ``gevent.monkey.patch_all()`` locks, queues, sockets, ``select.poll`` and threads are gevent's. They are looked up
-when they are used, so Holdfast may be imported before or after the patching, but a client must be made after it. Two
-differences remain. Each recv() of a socket without a timeout waits, even with MSG_DONTWAIT, so reads have a timeout
-there. And greenlets, unlike threads, go on in a forked child.
+After ``gevent.monkey.patch_all()`` locks, queues, sockets, ``select.poll`` and threads are gevent's. Holdfast looks
+them up when it uses them. So Holdfast may be imported before or after the patching, but a client must be made after it.
+
+Two differences remain. Under gevent, recv() on a socket without a timeout always waits, even with MSG_DONTWAIT, so
+reads use a timeout there. And greenlets, unlike threads, continue to run in a forked child.
 """
 
 from __future__ import annotations

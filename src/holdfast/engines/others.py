@@ -1,7 +1,7 @@
-"""Engines that are no Redis: each is imported when a URL names it, because it needs a library of its own.
+"""Engines other than Redis. Each is imported only when a URL names it, because it needs its own library.
 
-A driver for asyncio has three parts of an engine: one for callers, one for the keeper, one for dedicated connections.
-Engines that have only the first use what is here for the others.
+An asyncio driver uses three parts of an engine: one for callers, one for the keeper, one for dedicated connections.
+Engines that have only the first part use the classes of this module for the other two.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Connection:
 
 
 class Standby:
-    """The engine as its keeper uses it: the pool of connections is the same."""
+    """The keeper's part of an engine: it uses the same connections as the callers."""
 
     backlog: tuple[Any, ...] = ()
 

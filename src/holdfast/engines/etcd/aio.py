@@ -1,7 +1,7 @@
 """The engine for asyncio: each step is a task of the client's event loop, over the pool of one httpx client.
 
-A caller that is cancelled or times out just leaves: its future is done, and the task of its step ends by itself. What
-such a step does on etcd later is what a tombstone is for.
+A caller that is cancelled or times out just leaves: its future is done, and the task of its step ends by itself. A
+tombstone protects against what such a step does on etcd later.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from holdfast.protocol.intents.requests import Op, Program
 from holdfast.protocol.intents.session import Session
 from holdfast.protocol.wait.notifications import NotificationRouter
 
-# httpx imports it with the first request, which takes longer than some leases last.
+# Otherwise httpx imports it with the first request, and the import takes longer than a short ttl.
 importlib.import_module("anyio._backends._asyncio")
 
 
@@ -42,9 +42,9 @@ class Engine:
         self._client: httpx.AsyncClient | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._inherited: list[Any] = []  # of a parent process or an event loop that has ended
+        self._inherited: list[Any] = []  # objects from a parent process, or from an event loop that has ended
         self._closed = False
-        self.backlog: tuple[Any, ...] = ()  # for statistics: a request that was submitted is sent at once
+        self.backlog: tuple[Any, ...] = ()  # for statistics; always empty, because each request is sent at once
         router.armed = True  # notifications need no subscription: a watch comes with each refusal
         router.crowd.most_alone = MOST_STREAMS
 
@@ -68,7 +68,7 @@ class Engine:
         except StepFailed as failed:
             if not future.done():
                 future.set_exception(failed)
-                future.exception()  # the caller may have left just now
+                future.exception()  # marks it as retrieved: the caller may have left just now
         except BaseException as error:
             if not future.done():
                 future.set_exception(failures.client_closed(self.address))
@@ -121,7 +121,7 @@ class Engine:
         return answer.status_code, answer.content
 
     def expire(self, reply: asyncio.Future[Any], waited: float) -> None:
-        """A cancelled caller has waited for long enough."""
+        """Fail a request now: its cancelled caller has waited long enough."""
         if not reply.done():
             reply.set_exception(
                 failures.silence(
@@ -138,7 +138,7 @@ class Engine:
         return [Connection() for _ in range((len(pool.connections) if pool else 0) + len(self._watches.by_key))]
 
     def move_to(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Begin in this loop. What belongs to another one is left alone."""
+        """Work in this loop from now on. Objects of another loop are not touched."""
         if self._loop is loop:
             return
         if self._loop is not None:
@@ -146,7 +146,7 @@ class Engine:
         self._loop = loop
 
     def forget(self) -> None:
-        """In a forked child: begin again, and leave the parent's sockets alone."""
+        """In a forked child: start again with a new client, and do not touch the parent's sockets."""
         self._begin_anew()
         self._loop = None
 

@@ -31,8 +31,8 @@ class Engine:
         self._members = Members(target)
         self._watches = WatchThread(self._members, self._session, router, now)
         self._client: httpx.Client | None = None
-        self._making = threading.Lock()  # two threads may be the first
-        self._inherited: list[Any] = []  # from a parent process; kept, as collecting would close their sockets
+        self._making = threading.Lock()  # two threads may both be the first to need a client
+        self._inherited: list[Any] = []  # from a parent process; if not kept, their sockets would be closed
         self._closed = False
         router.armed = True  # notifications need no subscription: a watch comes with each refusal
         router.crowd.most_alone = MOST_STREAMS
@@ -93,18 +93,18 @@ class Engine:
                 self._client = httpx.Client(**self._target.settings())
             return self._client
 
-    # What a driver asks of its shared connection.
+    # What a driver needs from its shared connection.
 
     def listen(self, timeout: float, keys: tuple[str, ...]) -> bool:
         self._router.armed = True
         return True
 
     def start(self) -> None:
-        """The keeper begins: the watches will be needed soon."""
+        """Start the thread of the watches. The keeper has started, so watches will be needed soon."""
         self._watches.start()
 
     def count_connections(self) -> tuple[int, int]:
-        """Open connections, and idle ones."""
+        """How many connections are open, and how many of them are idle."""
         pool = getattr(getattr(self._client, "_transport", None), "_pool", None)
         open_ones = list(pool.connections) if pool is not None else []
         return len(open_ones) + self._watches.streams(), sum(one.is_idle() for one in open_ones)
@@ -119,7 +119,7 @@ class Engine:
             self._client.close()
 
     def forget(self) -> None:
-        """In a forked child: begin again, and leave the parent's sockets alone."""
+        """In a forked child: start again with a new client, and do not touch the parent's sockets."""
         self._inherited += [self._client, self._watches]
         self._client, self._making = None, threading.Lock()
         self._session.forget()

@@ -3,9 +3,9 @@
 Both engines run the same generator: it yields an ``HttpCall`` and is sent status and body, or the error of httpx. It
 also yields each Watch and Unwatch of the program, which the engine starts and ends.
 
-Any member serves any request, since all of them go through the leader of etcd. A client stays with one member. If that
-cannot be reached, the request goes to the next one at once, because nothing was sent. If it does not answer, or says
-that there is no leader, the next try goes to another member.
+Any member can serve any request, because all requests go through the leader of etcd. A client stays with one member. If
+that member cannot be reached, the request goes to the next one at once, because nothing was sent. If the member does
+not answer, or says that there is no leader, the next try goes to another member.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from holdfast.protocol.effects import StepFailed
 from holdfast.protocol.intents.requests import Answer, LeaseGone, Program, Request, Unwatch, Watch
 
 _OK: Final = 200
-_LEAST: Final = 0.01  # seconds for the last request of a program
+_LEAST: Final = 0.01  # seconds that the last request of a program gets at least
 
 
 class Patience:
@@ -58,7 +58,7 @@ class Members:
         self.target = target
         self.urls = target.members
         self.current = 0
-        self.token = ""  # what ``authenticate`` gave
+        self.token = ""  # from ``authenticate``; "" if there is none
         self.ever_answered = False
 
     @property
@@ -72,7 +72,7 @@ class Members:
         return f"{scheme}://{self.url.partition('://')[2]}"
 
     def leave(self, url: str) -> None:
-        """Go to the next member, unless another request has done so already."""
+        """Use the next member, unless another request has switched already."""
         if self.url == url:
             self.current = (self.current + 1) % len(self.urls)
 
@@ -84,7 +84,7 @@ class Members:
 
 
 def converse(program: Program, members: Members, timeout: float, now: Callable[[], float]) -> Conversation:
-    """Run a program, and return its reply. StepFailed if one of its requests has no answer that can be used."""
+    """Run a program, and return its reply. StepFailed if one of its requests gets no usable answer."""
     patience = Patience(timeout, now)
     advance: Any = program.send
     value: Any = None

@@ -14,7 +14,7 @@ from holdfast.protocol.effects import StepFailed
 LEASE_UNKNOWN: Final = "requested lease not found"
 _TOKEN: Final = ("invalid auth token", "revision of auth store is old")
 _CREDENTIALS: Final = "Check user and password in the URL: etcd://user:password@host"
-# By a part of the message: what it means, what to do, whether it passes, whether the request may have taken effect.
+# Part of the message, what it means, what to do, whether it goes away, whether the request may have taken effect.
 _REFUSALS: Final = (
     ("no leader", "its cluster has no leader", "A majority of the members must be up and connected", True, False),
     ("leader changed", "its cluster has just changed its leader", "Try again in a moment", True, True),
@@ -48,7 +48,7 @@ def message_of(answer: bytes) -> str:
 
 
 def is_stale_token(message: str) -> bool:
-    """Whether the token that ``authenticate`` gave has expired, or was made before the users were changed."""
+    """Whether the token from ``authenticate`` has expired, or was made before the users were changed."""
     return any(part in message for part in _TOKEN)
 
 

@@ -1,7 +1,8 @@
 """The JSON gateway of etcd v3: how requests become HTTP bodies, and bodies become answers.
 
-Keys and values are base64; 64-bit numbers are text. A key of another program may be any bytes, so keys go both ways
-without loss (as surrogates). What a body lacks is zero, empty or false, as in all of protobuf.
+Keys and values are base64; 64-bit numbers are text. A key of another program may be any bytes, so keys are converted
+without loss in both directions (with surrogates). A field that is missing in a body is zero, empty or false, as always
+in protobuf.
 """
 
 from __future__ import annotations
@@ -109,7 +110,7 @@ def _operation(operation: Operation) -> dict[str, Any]:
 
 
 def read(request: Txn | GrantLease | KeepLease | ReadLease, answer: bytes) -> TxnResult | LeaseLife:
-    """What etcd has answered to this request. Unreadable if it is something else."""
+    """The answer of etcd to this request. Unreadable if the body is not such an answer."""
     try:
         content = json.loads(answer)
         if type(request) is Txn:
@@ -164,7 +165,7 @@ def is_begun(line: str) -> bool:
 
 
 def is_event(line: str) -> bool:
-    """Whether a line of a watch says that something changed, or that what it asks for was compacted."""
+    """Whether a line of a watch says that something changed, or that its revision was compacted."""
     try:
         result = json.loads(line)["result"]
         return bool(result.get("events") or int(result.get("compact_revision", 0)))

@@ -9,7 +9,7 @@ from holdfast.errors import InvalidConfig, Unavailable, Unsupported
 from holdfast.protocol.effects import StepFailed
 from holdfast.url import Location
 
-_NEEDED: Final = (0, 25)  # of httpx
+_NEEDED: Final = (0, 25)  # the oldest version of httpx that works
 
 
 class EtcdTarget(NamedTuple):
@@ -24,7 +24,7 @@ class EtcdTarget(NamedTuple):
     fence_floor: int = 0
     engine: str = "etcd"
     replicas: int = 0
-    passes: bool = False  # a fence is a revision
+    passes: bool = False  # a fence is a revision of etcd, so none can be reserved
     fenced: bool = True
     keys_expire: bool = False  # an etcd lease is shared by many locks
 
@@ -32,10 +32,10 @@ class EtcdTarget(NamedTuple):
         return f"<EtcdTarget {self.address}>"  # tracebacks may show locals
 
     def settings(self) -> dict[str, Any]:
-        """For httpx. Proxies of the environment are not for a lock."""
+        """The settings for httpx. Proxies named in the environment are ignored."""
         import httpx
 
-        verify: Any = self._trust() if self.tls else False  # without TLS, to load certificates would take 30 ms
+        verify: Any = self._trust() if self.tls else False  # without TLS, do not spend 30 ms on loading certificates
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=64, keepalive_expiry=60.0)
         return {"verify": verify, "trust_env": False, "limits": limits, "follow_redirects": False}
 

@@ -1,16 +1,16 @@
-"""Watches: streams of etcd that say that a key has changed, for the waiters and holders of one client.
+"""Watches: streams of etcd that report changes of a key, for the waiters and holders of one client.
 
-A watch is a hint. It wakes a waiter, which then asks; or it lets the keeper look after a hold. If it is lost, a waiter
-asks within half a second, and a holder finds out at its next renewal.
+A watch is a hint. It wakes a waiter, which then asks; or it makes the keeper check a hold. If a watch is lost, a waiter
+asks within half a second, and a holder notices at its next renewal.
 
-httpx sends the body of a request before it reads the answer, so a watch cannot be added to an open stream: each watched
-key is a stream of its own. One task for each runs in one event loop: that of the client under asyncio, that of a daemon
-thread otherwise. Above MOST_STREAMS there are no more: further waiters are looked after by the keeper, which asks for
-all of them together (``present``), and further holders at their renewals.
+httpx sends the body of a request before it reads the answer, so a watch cannot be added to an open stream. So each
+watched key has its own stream, and each stream has a task. All tasks run in one event loop: that of the client under
+asyncio, otherwise that of a daemon thread. There are at most MOST_STREAMS streams. The keeper asks for all waiters
+without a stream together (``present``); holders without a stream notice changes at their renewals.
 
-A stream ends with its first event. What comes after that is for the next watch, from the revision of the next answer.
-A stream also ends if its first revision was compacted, if its member stops or if its token has expired: that counts as
-an event, at most once a second, so that a server that refuses all watches is not asked without a pause.
+A stream ends with its first event. Later events belong to the next watch, from the revision of the next answer. A
+stream also ends if its first revision was compacted, if its member stops, or if its token has expired. That counts as
+an event too, but at most once a second: if a server refuses all watches, there is a pause between two requests.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ class WatchThread:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._closed = False
-        self._begun: set[str] = set()  # tokens: most steps concern one that has nothing watched
+        self._begun: set[str] = set()  # tokens with a watch; most tokens have none
         self._marks: list[greenlets.Mark] = []
 
     def follow(self, request: Watch | Unwatch) -> None:

@@ -1,7 +1,7 @@
 """The directory of an embedded server: created if necessary, refused if another user could use or replace it.
 
-This user and root are trusted. No other user may write to the directory or replace it by another one. The latter
-depends on every directory on the path to it, and on the paths that symbolic links lead to:
+This user and root are trusted. No other user may be able to write to the directory, or to replace it by another one.
+Whether it can be replaced depends on every directory on the path to it, and on the targets of symbolic links there:
 
     it belongs to another user             refused: its owner can rename entries
     others may write, no sticky bit        refused: they can rename entries
@@ -30,12 +30,12 @@ def make_private(directory: str) -> None:
         try:
             os.mkdir(directory, 0o700)
         except FileExistsError:
-            pass  # another starter was quicker; the directory is checked below
+            pass  # another process has just created it; the directory is checked below
         except OSError as error:
             raise InvalidConfig(
                 what, f"the directory cannot be made ({error.strerror}); make it, with mode 700"
             ) from error
-        _check_way(what, directory)  # again: another user could have created a part that was missing
+        _check_way(what, directory)  # once more: another user could have created a missing part
         found = os.lstat(directory)
     except OSError as error:
         raise InvalidConfig(what, f"the directory cannot be used ({error.strerror}); name another") from error

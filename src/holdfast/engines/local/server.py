@@ -9,15 +9,15 @@ keeps none between calls, so threads and forked children share nothing.
                     is locked exactly as long as the server's process lives
     warden          likewise the standard input of the warden, the process that ends an unneeded server
 
-A process that inherits a locked file has the lock before its first instruction and until it ends, in whatever
-way. No parent has to wait for it, and no pid is needed, which could belong to another process by now. So two
-questions have answers that are never stale. Is there a server, although its socket does not answer? Then it is
+A process that inherits a locked file has the lock from before its first instruction until it ends, however it
+ends. No parent has to wait for it, and no pid is needed (a pid could belong to another process by now). So two
+questions always have a current answer. Is there a server, although its socket does not answer? Then it is
 starting or leaving, or its warden was killed while leaving: wait, or rename the socket back, but never start a
-second server. Is there a warden? If not, the process that notices starts one for the running server.
+second server. Is there a warden? If not, the process that notices this starts one for the running server.
 
-A shell that ends at once starts server and warden in a session of their own: they are not the starter's
-children, have no terminal and no pipe of the starter, and outlive it. The shell also lets the server start
-while the warden's interpreter starts.
+A short-lived shell starts the server and the warden in a new session. They are not children of the starter, do not
+use its terminal or its pipes, and outlive it. The shell also lets the server start while the warden's interpreter
+starts.
 
 Not guaranteed. The server keeps its data in memory: if it is killed, all holds are lost, as with any Redis
 without persistence, and holders learn of it from their broken connections. A signal to all processes of the
@@ -54,7 +54,7 @@ _SERVER_OPTIONS = (
 )
 
 # Arguments: interpreter, warden, directory, linger, then the server's command line or nothing. The inner shell
-# starts the server and becomes the warden, which is so the server's parent and can wait for it. Standard input
+# starts the server and becomes the warden. So the warden is the server's parent and can wait for it. Standard input
 # goes through descriptor 3, because a shell gives background processes an empty standard input.
 _LAUNCH = """
 exec 3<&0 </dev/null
@@ -70,8 +70,8 @@ shift 4
 def default_directory() -> str:
     """The directory of this user's server, if the URL names none.
 
-    It does not depend on XDG_RUNTIME_DIR or TMPDIR: a cron job and a login have different ones, and must still
-    exclude each other.
+    It does not depend on XDG_RUNTIME_DIR or TMPDIR. These differ between a cron job and a login shell, and the
+    locks of both must still exclude each other.
     """
     return f"/tmp/holdfast-{os.geteuid()}"
 
@@ -79,8 +79,8 @@ def default_directory() -> str:
 def ensure(directory: str | None = None) -> str:
     """The path of the unix socket of a running server, which is started if there is none.
 
-    Blocking; one connect and one check of a lock if the server runs. The server then stays for LINGER_S at least,
-    which is time to connect. If connecting fails all the same, call this again.
+    This call blocks. If the server runs, it costs one connect and one check of a lock. The server then runs for at
+    least LINGER_S, which is enough time to connect. If connecting fails nevertheless, call this again.
     """
     directory = os.path.abspath(default_directory() if directory is None else directory)
     path = os.path.join(directory, files.SOCKET)
@@ -136,8 +136,8 @@ def _answers(path: str) -> bool:
         probe.close()
 
 
-# Locked files that are open now in any thread. A child that is forked now would keep the locks until it ends,
-# and so look like a server that has ended long ago.
+# Locked files that are open now in any thread. A child that is forked now would keep the locks until it ends. It
+# would then look like a running server, even long after the server has ended.
 _open_locks: set[int] = set()
 _launchers: set[int] = set()  # idents of threads that are starting a server, which inherits the locks
 
@@ -153,7 +153,7 @@ os.register_at_fork(after_in_child=_close_in_child)
 
 @contextmanager
 def _lock(path: str, *, until: float = 0.0, lend: bool = False) -> Iterator[int | None]:
-    """The file, locked; None if that failed `until` then. `lend`: a process that inherits it keeps the lock."""
+    """The locked file; None if it was not free by `until`. `lend`: a process that inherits the file keeps the lock."""
     while (handle := files.try_lock(path)) is None and time.monotonic() < until:
         time.sleep(_STEP_S)
     if handle is None:
@@ -196,8 +196,8 @@ def _launch(directory: str, server: list[str]) -> None:
     """Start a warden, and a server if there is a command line for it."""
     import subprocess
 
-    # The warden of a killed server needs a moment to notice. It checks the lock of the log, which must not be
-    # locked again before. A suspended warden never notices, and serves the new server when it goes on.
+    # The warden of a killed server needs a moment to notice. It checks whether the log is locked, so the log must not
+    # be locked again before that. A suspended warden does not notice; when it resumes, it serves the new server.
     soon = time.monotonic() + 1.0
     with ExitStack() as locks:
         warden = locks.enter_context(_lock(os.path.join(directory, files.WARDEN), until=soon, lend=True))

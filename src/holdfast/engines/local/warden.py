@@ -29,16 +29,16 @@ import time
 from collections.abc import Iterator
 
 SOCKET = "holdfast.sock"
-ASIDE = "leaving.sock"  # not longer than SOCKET, so that it meets the same limit on paths
+ASIDE = "leaving.sock"  # not longer than SOCKET, so its path is short enough if that of SOCKET is
 LOCK = "lock"
 LOG = "log"
 WARDEN = "warden"
 
-# Side keys that do not stand for a hold. The permits of a semaphore and the readers of a rwlock are in side
-# keys, so a kind that is not listed here counts as held: an unknown kind costs memory until it expires, the
-# opposite mistake costs mutual exclusion. Fences may go, because they grow with the server's clock; queues,
-# because their waiters were connected; tombstones, because the steps they refuse came over connections that
-# end with the server.
+# Purposes of side keys that are not holds. The permits of a semaphore and the readers of a rwlock are in side keys,
+# so every purpose that is not listed here counts as a hold. An unknown key that is wrongly kept costs memory until it
+# expires; the opposite mistake would cost mutual exclusion. Fences may be lost, because they grow with the server's
+# clock. Queues may be lost, because no waiter is connected any more. Tombstones may be lost, because the steps that
+# they refuse come over connections that end with the server.
 NOT_HOLDS = frozenset({b"fence", b"queue", b"waiters", b"gone"})
 
 _PAUSE_S = 3.0
@@ -56,7 +56,7 @@ class Refused(Exception):
 
 
 class Connection:
-    """One connection to the server, with the part of its protocol that a warden needs."""
+    """One connection to the server, with the part of RESP that a warden needs."""
 
     def __init__(self, path: str) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -114,7 +114,7 @@ class Connection:
         self._socket.close()
 
     def ends_within(self, seconds: float) -> bool:
-        """Wait; True if the connection ends meanwhile. The server sends nothing unasked, so readable means closed."""
+        """Wait; True if the connection ends meanwhile. Readable means closed, because no request is open."""
         return bool(select.select([self._socket], [], [], seconds)[0])
 
 
@@ -133,8 +133,8 @@ def try_lock(path: str) -> int | None:
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # A leaving warden may have removed the file between the two calls. Then the lock would exclude no other
-        # process.
+        # A leaving warden may have removed the file between the two calls. Then this lock would not exclude other
+        # processes.
         if os.path.samestat(os.fstat(handle), os.stat(path, follow_symlinks=False)):
             return handle
     except (BlockingIOError, FileNotFoundError):
@@ -154,8 +154,7 @@ def is_locked(path: str) -> bool:
         return False
     try:
         fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        # Unlocked explicitly, because a process forked at this moment shares the open file and would keep it
-        # locked.
+        # Unlock explicitly: a process that is forked at this moment shares the open file, and would keep it locked.
         fcntl.flock(handle, fcntl.LOCK_UN)
     except BlockingIOError:
         return True
@@ -165,7 +164,7 @@ def is_locked(path: str) -> bool:
 
 
 def connect() -> Connection | None:
-    """A connection to the server in the working directory, which may be starting; None if it has ended."""
+    """A connection to the server in the working directory. Waits if that is starting; None if it has ended."""
     pause_s = 0.01
     while True:
         try:
@@ -190,8 +189,8 @@ def anything_held(connection: Connection) -> bool:
 
 
 def leave(connection: Connection, seen: int) -> bool:
-    """End the server, unless a client is connected or something is held, or more than `seen` connections were made.
-    False: the server goes on."""
+    """End the server, unless a client is connected, a key is held, or more than `seen` connections were made.
+    False: the server stays."""
     try:
         lock = try_lock(LOCK)
     except FileNotFoundError:  # the directory was removed, and with it the socket
@@ -262,7 +261,7 @@ def remove(name: str) -> None:
 
 
 def watch(connection: Connection, linger_s: float) -> None:
-    """Return when the server has been shut down; raise Gone if it, or the connection to it, ended by itself."""
+    """Return when the server has been shut down. Raise Gone if the server, or the connection to it, ended otherwise."""
     tick_s = min(_TICK_MAX_S, linger_s / _TICKS_PER_LINGER)
     idle_since: float | None = None
     seen = -1
@@ -271,8 +270,8 @@ def watch(connection: Connection, linger_s: float) -> None:
         if others or anything_held(connection):
             idle_since = None
         elif idle_since is None or total != seen:
-            # A client that came and went between two checks is about to come again: finding a server takes one
-            # connection, using it takes the next.
+            # A client that connected and left between two checks is about to connect again: it needs one connection
+            # to find the server, and another one to use it.
             idle_since = time.monotonic()
         elif time.monotonic() - idle_since >= linger_s and leave(connection, seen):
             return
@@ -297,5 +296,5 @@ def main(directory: str, linger: str) -> None:
 
 
 if __name__ == "__main__":
-    # Standard input is the locked file that shows that there is a warden. It stays open until the warden ends.
+    # Standard input is the file whose lock shows that a warden runs. It stays open until the warden ends.
     main(*sys.argv[1:])

@@ -53,7 +53,7 @@ class Engine:
         return self._loop.run_in_executor(self._threads, function, *args)
 
     def expire(self, reply: asyncio.Future[Any], waited: float) -> None:
-        """A cancelled caller has waited for long enough."""
+        """Fail a request now: its cancelled caller has waited long enough."""
         if not reply.done():
             error = Unavailable({self.address: f"it did not answer within {rounded(waited)} s"}, "It may be hung")
             reply.set_exception(StepFailed(error, sent=True, retry=True, silent=True))
@@ -68,7 +68,7 @@ class Engine:
         self._loop = loop
 
     def forget(self) -> None:
-        """In a forked child: begin again. The threads stayed with the parent."""
+        """In a forked child: start again with new threads, because the old ones exist in the parent only."""
         self._inner.forget()
         self._loop = self._threads = None
 

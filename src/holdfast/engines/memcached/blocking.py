@@ -20,7 +20,7 @@ from holdfast.protocol.effects import Command, Step, StepFailed
 from holdfast.protocol.memcached import Items, program_of
 from holdfast.protocol.wait.notifications import NotificationRouter
 
-_LEAST: Final = 0.01  # seconds for the last command of a step
+_LEAST: Final = 0.01  # seconds that the last command of a step gets at least
 _MOST_IDLE: Final = 32
 _KEEP_ALIVE: Final = "Is the server still running?"
 
@@ -35,10 +35,10 @@ class Engine:
         self._items = Items()
         self._idle: deque[Client] = deque()
         self._open: set[Client] = set()
-        self._inherited: list[Any] = []  # from a parent process; kept, as collecting would close their sockets
+        self._inherited: list[Any] = []  # from a parent process; if not kept, their sockets would be closed
         self._ever_answered = False
         self._closed = False
-        router.no_pubsub = True  # memcached notifies no client
+        router.no_pubsub = True  # memcached has no notifications
 
     def call(self, op: Step | Command, timeout: float) -> Any:
         """The reply to one step; StepFailed if there is none."""
@@ -63,7 +63,7 @@ class Engine:
             program.close()
 
     def call_each(self, ops: Sequence[Any], timeout: float) -> list[Any]:
-        """The reply to each step, or its StepFailed. Once the server is silent, the rest is not tried."""
+        """The reply to each step, or its StepFailed. Stops if the server is silent or unreachable."""
         replies: list[Any] = []
         deadline = monotonic() + timeout
         for op in ops:
@@ -131,7 +131,7 @@ class Engine:
         return self._failed(Unavailable({self.address: what}, advice), error, sent=False, retry=self._ever_answered)
 
     def _failure(self, error: OSError | MemcacheError, timeout: float) -> StepFailed:
-        """The StepFailed for a command that was sent, and not answered as it should be."""
+        """The StepFailed for a command that was sent and got no valid reply."""
         if isinstance(error, TimeoutError):
             what, advice = f"it did not answer within {rounded(timeout)} s", "It may be hung or far away"
             failed = self._failed(Unavailable({self.address: what}, advice), error, sent=True, retry=True)
@@ -161,16 +161,16 @@ class Engine:
         failed.__cause__ = cause
         return failed
 
-    # What a driver asks of its shared connection.
+    # What a driver needs from its shared connection.
 
     def listen(self, timeout: float, keys: tuple[str, ...]) -> bool:
         return False
 
     def start(self) -> None:
-        """Nothing: there is no thread beside the keeper."""
+        """Do nothing: there is no thread except the keeper."""
 
     def count_connections(self) -> tuple[int, int]:
-        """Open connections, and idle ones."""
+        """How many connections are open, and how many of them are idle."""
         return len(self._open), len(self._idle)
 
     def load(self) -> tuple[list[Any], int]:
@@ -183,14 +183,14 @@ class Engine:
             self._drop(connection)
 
     def forget(self) -> None:
-        """In a forked child: begin again, and leave the parent's sockets alone."""
+        """In a forked child: start again without connections, and do not touch the parent's sockets."""
         self._inherited.append(self._open)
         self._open, self._idle = set(), deque()
         self._items.forget()
 
 
 def _perform(connection: Client, command: Command) -> Any:
-    """The reply to one command, as its words: b"STORED", or data and cas."""
+    """The reply to one command: its first word, such as b"STORED", or data and cas."""
     name, key, *rest = command.args
     if name == "add":
         _, seconds, data = rest

@@ -1,7 +1,7 @@
 """The channels on which a client is notified by one server: one, or on a node of a cluster one for each slot.
 
-The connection that subscribes belongs to the engine of that server. It asks here what to subscribe to, and says here
-what the server has confirmed, and what has ended.
+The engine of that server owns the connection that subscribes. The engine reads here which channels to subscribe to, and
+records here which subscriptions the server has confirmed or ended.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ENDED: Final = b"sunsubscribe"  # sent when a slot has moved to another node
 
 
 def subscribed_to(op: Op | None) -> bytes | None:
-    """The channel to which this request subscribes; None if it is no such request."""
+    """The channel that this request subscribes to; None if it is not a subscription."""
     if isinstance(op, Command) and op.args[0] in ("SUBSCRIBE", "SSUBSCRIBE"):
         return str(op.args[1]).encode()
     return None
@@ -31,19 +31,19 @@ class Channels(Protocol):
     """Any thread may call these."""
 
     def missing(self) -> list[Command]:
-        """What to send to the server, so that all channels are subscribed to."""
+        """The commands that subscribe to the channels that are still missing."""
 
     def confirm(self, channel: bytes) -> None:
-        """The server has subscribed us to this channel."""
+        """Record that the server has confirmed the subscription to this channel."""
 
     def end(self, channel: bytes) -> None:
-        """The server has ended this subscription."""
+        """Record that the server has ended this subscription."""
 
     def lose_all(self) -> bool:
-        """The connection has ended; returns whether there was a subscription."""
+        """Record that the connection has ended; returns whether there was a subscription."""
 
     def note_refused(self) -> None:
-        """The server says that another one has the channel."""
+        """Record that the server refused a channel because another server has it."""
 
     def is_needed(self) -> bool:
         """Whether anything waits for a notification of this server."""
@@ -62,14 +62,14 @@ class SoleChannel:
         self._router.armed = True
 
     def end(self, channel: bytes) -> None:
-        """Nothing: the server ends no plain subscription."""
+        """Do nothing: a server never ends a plain subscription."""
 
     def lose_all(self) -> bool:
         was_armed, self._router.armed = self._router.armed, False
         return was_armed
 
     def note_refused(self) -> None:
-        """Nothing: there is no other server."""
+        """Do nothing: there is no other server."""
 
     def is_needed(self) -> bool:
         return self._router.is_needed()
@@ -83,10 +83,10 @@ class ShardChannels:
         self._note_moved = note_moved
         self._slots: dict[bytes, int] = {}  # by channel
         self.wanted: dict[int, str] = {}
-        self.armed: dict[int, str] = {}  # of these, what the server has confirmed
+        self.armed: dict[int, str] = {}  # the part of ``wanted`` that the server has confirmed
 
     def missing(self) -> list[Command]:
-        # One command each: the channels of one command must be in one slot.
+        # One command per channel, because all channels of one command must be in one slot.
         return [
             Command(("SSUBSCRIBE", channel)) for slot, channel in list(self.wanted.items()) if slot not in self.armed
         ]
@@ -101,7 +101,7 @@ class ShardChannels:
         self._note_moved()
 
     def lose_all(self) -> bool:
-        """A slot for which nothing waits is subscribed to again by its next waiter."""
+        """As in Channels. Slots without waiters are dropped: the next waiter of such a slot subscribes again."""
         was_armed = bool(self.armed)
         self.armed.clear()
         waited_for = self._waited_for()
@@ -117,12 +117,12 @@ class ShardChannels:
         return not self._waited_for().isdisjoint(list(self.wanted))
 
     def want(self, slot: int, channel: str) -> None:
-        """This node has that slot, and a waiter needs its channel."""
+        """Ask for the channel of a slot that this node serves and that a waiter needs."""
         self._slots[channel.encode()] = slot
         self.wanted[slot] = channel
 
     def drop(self, slot: int) -> None:
-        """Another node has that slot now."""
+        """Forget a slot that another node serves now."""
         self.wanted.pop(slot, None)
         self.armed.pop(slot, None)
 

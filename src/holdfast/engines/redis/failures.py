@@ -30,7 +30,7 @@ def is_full(reply: object) -> bool:
     return isinstance(reply, hiredis.ReplyError) and _code_of(str(reply)) == "MAXCLIENTS"
 
 
-# Errors that pass: code -> (what it means, what to do about it)
+# Errors that go away by themselves: code -> (what it means, what to do about it)
 _PASSING: Final = {
     "OOM": ("it is out of memory", "Raise its maxmemory, or free some"),
     "READONLY": ("it is a read-only replica", "Connect to the primary"),
@@ -46,7 +46,7 @@ _PASSING: Final = {
 }
 _NEEDS_SCRIPTS: Final = "Holdfast needs EVAL and EVALSHA: enable them there, or name another server"
 _A_NODE: Final = ("it is a node of a cluster", "Use redis+cluster:// in the URL, or connect(RedisCluster(...))")
-# Errors that last until something is changed
+# Errors that stay until the user or the operator changes something
 _LASTING: Final = {
     "NOAUTH": ("it wants a password", "Put user and password into the URL: redis://user:password@host"),
     "WRONGPASS": ("it refused the user or the password", "Check the credentials in the URL or the client"),
@@ -64,8 +64,8 @@ _REPLICA: Final = ("READONLY", "MASTERDOWN")
 def refusal(reply: Exception, address: str, op: Op | None = None, *, served: bool = True) -> StepFailed:
     """The StepFailed for an error reply, which in most cases means that the step did nothing.
 
-    ``served``: whether this server has accepted a write from us before. Then a READONLY reply means a failover under
-    way; without it, that this is the wrong server.
+    ``served``: whether this server has accepted a write from us before. If so, a READONLY reply means that a failover
+    is under way; if not, it means that this is the wrong server.
     """
     text = str(reply)
     if refused := fence_error(text):
@@ -80,8 +80,8 @@ def refusal(reply: Exception, address: str, op: Op | None = None, *, served: boo
     what, advice = _PASSING.get(code) or _LASTING.get(code) or (f"it answered {printable(code):.60}", "See the cause")
     if code == "NOPERM":
         what, advice = _explain_noperm(text, op, what, advice)
-    # An unknown error may come from the middle of a script, after its first writes. So does MOVING: a node that is
-    # moving a slot away refuses a key that does not exist, even if the script itself has just deleted it.
+    # An unknown error may come from the middle of a script, after its first writes. So may MOVING: a node that is
+    # moving a slot away refuses a key that does not exist, even if the script itself has just deleted that key.
     known = (code in _PASSING or code in _LASTING) and code != "MOVING"
     ever_answered = served or code not in _REPLICA
     return _failed(
@@ -91,10 +91,10 @@ def refusal(reply: Exception, address: str, op: Op | None = None, *, served: boo
 
 def _code_of(text: str) -> str:
     """The error code: the first word of the text, or one derived from texts that begin with ERR."""
-    # The texts of the server, of an error inside a script, and of redis-py.
+    # These texts come from the server, from an error inside a script, and from redis-py.
     if any(part in text for part in ("NOPERM", "ACL failure", "can't run this command", "has no permissions")):
         return "NOPERM"
-    if "unauthenticated" in text:  # a long request before AUTH is refused unread
+    if "unauthenticated" in text:  # the server refuses a long request before AUTH without reading it
         return "NOAUTH"
     if "non local key" in text:
         return "MOVING"
@@ -129,7 +129,7 @@ def silence(
     ever_answered: bool = True,
     tls: bool = False,
 ) -> StepFailed:
-    """The StepFailed for no reply in time."""
+    """The StepFailed for a request that got no reply in time."""
     what = f"it did not answer within {rounded(timeout)} s"
     advice = "It may be hung or far away; see timeout= of connect"
     if tls:  # during the handshake
@@ -297,7 +297,7 @@ def _root_of(cause: BaseException | None) -> BaseException | None:
     Errors of other kinds, such as those of the user's credential provider, are left unchanged.
     """
     while isinstance(cause, _TRANSPORT):
-        cause.__traceback__ = None  # and no cycle: a frame of redis-py keeps this error in a variable
+        cause.__traceback__ = None  # avoids a cycle: a frame of redis-py keeps this error in a variable
         deeper = cause.__cause__ or cause.__context__
         if not isinstance(deeper, Exception):
             break

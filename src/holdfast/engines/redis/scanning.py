@@ -1,8 +1,8 @@
-"""Looking through the keys of a server, or of each primary of a cluster, a part at a time. Both faces share it.
+"""Scans the keys of a server, or of each primary of a cluster, part by part. Both faces share this module.
 
-The cursor of a cluster is an address and the cursor of that node. The nodes are gone through in the order of their
-addresses. If a node is gone by the time of its next part, the scan goes on with the next address: the keys of a
-failover in that very moment may be missed, as the keys that are written meanwhile may be.
+The cursor of a cluster consists of the address of a node and the cursor of that node. The scan visits the nodes in the
+order of their addresses. If a node has left the cluster before its next part, the scan continues with the next address.
+So a scan may miss keys if there is a failover meanwhile, just as it may miss keys that are written meanwhile.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ N = TypeVar("N", bound=Node)
 
 
 def read_part(reply: Any, address: str) -> Part:
-    """The reply to SCAN. StepFailed if it is none."""
+    """The next cursor and the keys in a reply to SCAN. StepFailed if the reply is malformed."""
     if isinstance(reply, list) and len(reply) == _CURSOR_AND_KEYS and isinstance(reply[0], bytes):
         cursor, keys = reply[0].decode(errors="replace"), reply[1]
         if cursor.isdecimal() and isinstance(keys, list):
@@ -45,7 +45,7 @@ def primaries(owners: Sequence[N | None]) -> list[N]:
 
 
 def place_in(cursor: str, nodes: Sequence[N]) -> tuple[N, str] | None:
-    """The node whose part is next, and its cursor there; None if all nodes were gone through."""
+    """The node to scan next, and its cursor there; None if all nodes have been scanned."""
     address, _, rest = cursor.rpartition(" ")
     begun = _address(address) if address else ("", 0)
     for node in nodes:
@@ -55,7 +55,7 @@ def place_in(cursor: str, nodes: Sequence[N]) -> tuple[N, str] | None:
 
 
 def cursor_after(cursor: str, node: N, nodes: Sequence[N]) -> str:
-    """The cursor of a cluster, after a part of this node that ended with that cursor."""
+    """The next cursor of the cluster, if ``cursor`` is the next one of this node ("" after its last part)."""
     if cursor:
         return f"{node.address[0]}:{node.address[1]} {cursor}"
     later = [other for other in nodes if other.address > node.address]

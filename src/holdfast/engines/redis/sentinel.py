@@ -1,21 +1,22 @@
 """Sentinel: which server is the primary at the moment.
 
-Every new connection asks the Sentinels, one after the other, until one knows a primary, and then checks by ROLE that
-the server it has reached is one. Nothing is cached: connections are long-lived, and a cached address would be wrong
-exactly when it matters.
+Every new connection asks the Sentinels, one after the other, until one of them names a primary. Then it checks by ROLE
+that the server it has reached is a primary. Nothing is cached: connections are long-lived, and a cached address would
+be wrong exactly when it matters, after a failover.
 
-Failovers. The Sentinels number their decisions (the *epoch*). A client that has seen an epoch follows no Sentinel that
-still names the primary of an earlier one, unless most Sentinels do, as after they were set up anew. When the primary
-has changed, all connections to other servers are dropped, idle or not: an old primary may be up still, cut off from
-its Sentinels, and would go on granting locks that the new one knows nothing of. What was under way there has an
-unknown outcome, whatever the old primary answers, so it never becomes a hold.
+Failovers. The Sentinels number their decisions (the *epoch*). If a client has seen an epoch, it ignores a Sentinel that
+still names the primary of an earlier epoch. The exception: most Sentinels name an earlier epoch, because they were set
+up again. When the primary has changed, the client drops all connections to other servers, idle or not. An old primary
+may still be up but cut off from its Sentinels, and would go on granting locks that the new primary does not know. A
+request that was in flight to the old primary has an unknown outcome, whatever the old primary answers, so it never
+becomes a hold.
 
-Connections that are in order say nothing of a failover: the Sentinels may demote an old primary, and cut its
-connections, ten seconds after they have named a new one. So a client that is in use asks a Sentinel again every second,
-before its next step. If none answers, it goes on with what it has.
+A healthy connection does not show that a failover has happened: the Sentinels may demote an old primary, and close its
+connections, as late as ten seconds after they have named a new one. So a client that is in use asks a Sentinel again
+every second, before its next step. If no Sentinel answers, the client keeps its connections.
 
-What remains: a second after a failover, and a client that reaches an old primary but no Sentinel that knows better.
-``replicas=`` covers both, since an old primary has no replicas.
+Two cases remain: the first second after a failover, and a client that reaches an old primary but no Sentinel that knows
+the new one. ``replicas=`` covers both, because an old primary has no replicas.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ from holdfast.errors import Unavailable, rounded
 
 Endpoint: TypeAlias = tuple[str, int]
 
-_SHORTEST: Final = 0.25  # seconds that each Sentinel has for its answer, if there is as much
+_SHORTEST: Final = 0.25  # seconds: each Sentinel gets at least this long to answer, if that much time is left
 _RECHECK_AFTER: Final = 1.0  # seconds
-_RECHECK_TIMEOUT: Final = 0.25  # a step waits that long at most
-_LONGEST_PAUSE: Final = 8.0  # between two rechecks that got no answer
+_RECHECK_TIMEOUT: Final = 0.25  # seconds; a step waits no longer than this for the answer
+_LONGEST_PAUSE: Final = 8.0  # seconds between two rechecks that got no answer
 _ADVICE: Final = "See SENTINEL MASTERS there; a failover may be under way"
 
 
@@ -55,7 +56,7 @@ class Node(NamedTuple):
 
 
 class Primary:
-    """The primary that one client has found last. All its connections share this."""
+    """The primary that a client has found last. All connections of the client share this object."""
 
     def __init__(self) -> None:
         self.endpoint: Endpoint | None = None
@@ -70,7 +71,7 @@ class Primary:
                 drop_others()
 
 
-# What a Sentinel says of its primaries, by name; or why it says nothing.
+# The state of each primary that a Sentinel watches, by service name; or the error that the request failed with.
 _Answer: TypeAlias = "dict[str, Any] | Exception"
 
 
@@ -82,14 +83,14 @@ class Sentinels:
     ) -> None:
         self.service = service
         self.primary = Primary()
-        self._nodes = list(nodes)  # the one that named the primary comes first, one that is being asked last
+        self._nodes = list(nodes)  # the Sentinel that named the primary is first, one that is being asked is last
         self._forced_host = forced_host
         self._recheck_at = 0.0
         self._pause = _RECHECK_AFTER
         self._judge = redis.sentinel.Sentinel([], min_other_sentinels=fewest_others)
 
     def is_primary(self, connection: Any) -> bool:
-        """Whether this connection, of redis-py, leads to the primary that was found last."""
+        """Whether this connection of redis-py leads to the primary that was found last."""
         return self.primary.endpoint in (None, (connection.host, connection.port))
 
     def is_recheck_due(self) -> bool:
@@ -97,14 +98,14 @@ class Sentinels:
         if monotonic() < self._recheck_at:
             return False
         self._postpone()
-        return self.primary.endpoint is not None  # else the first connection asks anyway
+        return self.primary.endpoint is not None  # if there is none yet, the first connection asks anyway
 
     def _postpone(self) -> None:
         self._recheck_at = monotonic() + self._pause
         self._pause = min(2 * self._pause, _LONGEST_PAUSE)  # until a Sentinel answers
 
     def recheck(self) -> None:
-        """Ask whether another server has become the primary. If no Sentinel answers, that stays unknown."""
+        """Ask whether another server has become the primary. If no Sentinel answers, keep the known one."""
         try:
             self.find(_RECHECK_TIMEOUT)
         except Unavailable:
@@ -117,7 +118,7 @@ class Sentinels:
             pass
 
     def find(self, timeout: float) -> dict[str, Any]:
-        """Where the primary is: settings for a connection to it."""
+        """The host and port of the primary, as settings for a connection."""
         search = self._search(timeout)
         try:
             node, patience = next(search)
@@ -146,13 +147,13 @@ class Sentinels:
             return _settings(found.value)
 
     def _search(self, timeout: float) -> Generator[tuple[Node, float], _Answer, Endpoint]:
-        """Yields the Sentinel to ask next, and for how long; is sent its answer. Unavailable if no answer will do."""
+        """Yields the Sentinel to ask next and its timeout, and receives its answer. Unavailable if none is usable."""
         causes: dict[str, str] = {}
         behind: list[tuple[int, Endpoint, Node]] = []
         nodes = list(self._nodes)
         until, each = monotonic() + timeout, max(_SHORTEST, timeout / len(nodes))
         for node in nodes:
-            self._nodes = sorted(self._nodes, key=lambda other: other is node)  # stable, and one assignment for threads
+            self._nodes = sorted(self._nodes, key=lambda other: other is node)  # stable; one assignment is atomic
             left = min(each, until - monotonic())
             answer: _Answer = (yield node, left) if left > 0 else TimeoutError()
             state = self._read(answer)
@@ -165,7 +166,7 @@ class Sentinels:
                 return self._follow(node, endpoint, epoch)
             behind.append((epoch, endpoint, node))
             causes[f"Sentinel {node.address}"] = f"it names {endpoint[0]}:{endpoint[1]}, which was replaced since"
-        if 2 * len(behind) > len(nodes):  # set up anew: none of them remembers the epochs of before
+        if 2 * len(behind) > len(nodes):  # they were set up again, and do not know the earlier epochs
             epoch, endpoint, node = max(behind, key=lambda found: found[0])
             return self._follow(node, endpoint, epoch)
         raise Unavailable(causes, _ADVICE)
@@ -178,7 +179,7 @@ class Sentinels:
         return endpoint
 
     def _read(self, answer: _Answer) -> dict[str, Any] | None:
-        """What the Sentinel knows of our primary, if that is up."""
+        """The state of our primary according to the Sentinel; None if that primary is down or unknown."""
         state = answer.get(self.service) if isinstance(answer, dict) else None
         return state if state and self._judge.check_master_state(state, self.service) else None
 
@@ -204,7 +205,7 @@ class Sentinels:
         try:
             self._check_role(connection, connection.read_response())
         except redis.exceptions.ResponseError:
-            pass  # this user may not ask; then a READONLY reply tells
+            pass  # this user may not use ROLE; a READONLY reply will show that it is a replica
 
     async def check_async(self, connection: Any) -> None:
         await connection.send_command("ROLE")
@@ -231,8 +232,8 @@ def _settings(endpoint: Endpoint) -> dict[str, Any]:
 def _ask(node: Node, timeout: float) -> dict[str, Any]:
     """The state of each primary that a Sentinel watches.
 
-    The connection serves this once: it cannot be stale, and no forked child inherits it. It is not taken from a pool of
-    redis-py, which refuses a new TLS connection on which session tickets wait to be read.
+    The connection is used once, so it cannot be stale, and no forked child inherits it. It does not come from a pool of
+    redis-py, because such a pool refuses a new TLS connection on which session tickets wait to be read.
     """
     connection = node.connection_class(**node.connection_settings(timeout))
     try:

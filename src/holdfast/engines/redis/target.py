@@ -1,8 +1,8 @@
 """Turns what ``connect`` was given into a way to open connections to that server.
 
-Connections are objects of redis-py, made with the settings of the user's client (TLS, credentials, database), but not
-taken from its pool: its pool is never drained, its retries never send a step twice, and its decoding does not matter.
-They start with RESP2, whatever the user's client uses.
+Connections are objects of redis-py, made with the settings of the user's client (TLS, credentials, database). They do
+not come from the client's pool. So Holdfast never drains that pool, the client's retries never send a step twice, and
+its decoding does not matter. Connections start with RESP2, whatever the user's client uses.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from holdfast.lua import SCRIPTS, SHARDED, Script
 from holdfast.url import Location, locate, redact
 
 _FILES: Final = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
-# In seconds; TCP_USER_TIMEOUT in ms: how long sent data may stay unacknowledged.
+# In seconds, except TCP_KEEPCNT (a count) and TCP_USER_TIMEOUT (ms): how long sent data may stay unacknowledged.
 _KEEP_ALIVE: Final = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 20_000}
 _MOST_READS: Final = 256  # of 64 KiB at most, for one handshake
 
@@ -43,7 +43,7 @@ Remap: TypeAlias = Callable[[tuple[str, int]], tuple[str, int]]
 class Target(NamedTuple):
     """How to open a connection: a class of redis-py, its settings, and what must run first.
 
-    ``prepare(timeout)`` gives further settings: where the server is now. Under asyncio it is a coroutine function.
+    ``prepare(timeout)`` returns further settings: where the server is now. Under asyncio it is a coroutine function.
     """
 
     address: str
@@ -54,13 +54,13 @@ class Target(NamedTuple):
     tls: bool = False
     sentinels: Sentinels | None = None
     engine: str = "redis"  # in ENGINES
-    replicas: int = 0  # how many must have a grant before it counts
-    passes: bool = True  # it sets fences aside, so that a lease can be passed on within a process
+    replicas: int = 0  # how many replicas must have a grant before it counts
+    passes: bool = True  # it reserves fences, so a lease can be passed on within a process
     fenced: bool = True  # it gives out fences
-    keys_expire: bool = True  # a key that is not renewed ends by itself
+    keys_expire: bool = True  # a key that is not renewed expires
     scripts: Mapping[str, Script] = SCRIPTS
     seeds: tuple[tuple[str, int], ...] = ()  # some nodes, if it is a cluster
-    remap: Remap | None = None  # from the address that a node gives itself to the one that we use
+    remap: Remap | None = None  # maps the address that a node reports to the address to connect to
 
     def __repr__(self) -> str:
         return f"<Target {self.address}>"  # the settings contain a password, and tracebacks may show locals
@@ -77,29 +77,29 @@ class Target(NamedTuple):
 
     @property
     def where(self) -> str:
-        """Its address for errors, with the primary that was found last."""
+        """The address for error messages, with the primary that was found last."""
         if self.sentinels is None or self.sentinels.primary.endpoint is None:
             return self.address
         host, port = self.sentinels.primary.endpoint
         return f"{self.address} (primary {host}:{port})"
 
     def recheck(self) -> None:
-        """Before a step: find out about a failover, if that was not asked for a second."""
+        """Before a step: ask about a failover, if the Sentinels have not been asked for a second."""
         if self.sentinels is not None and self.sentinels.is_recheck_due():
             self.sentinels.recheck()
 
     def on_move(self, drop_others: Callable[[], None]) -> None:
-        """Have that called when another server has become the primary."""
+        """Call ``drop_others`` whenever another server has become the primary."""
         if self.sentinels is not None:
             self.sentinels.primary.on_move.append(drop_others)
 
     def refuse_old_primary(self, connection: Any) -> None:
-        """Raise ConnectionResetError if another server has taken over: what the old one answers counts for nothing."""
+        """Raise ConnectionResetError if another server is the primary now: replies of the old one must be ignored."""
         if self.sentinels is not None and not self.sentinels.is_primary(connection):
             raise ConnectionResetError("another server has become the primary")
 
     def prepared(self, timeout: float) -> tuple[dict[str, Any], float]:
-        """What ``prepare`` says, and the time that is left to connect."""
+        """The settings that ``prepare`` returns, and the time that is left to connect."""
         if self.prepare is None:
             return {}, timeout
         until = time.monotonic() + timeout
@@ -107,7 +107,7 @@ class Target(NamedTuple):
         return extra, timeout if self.starts_server else max(timeout / 2, until - time.monotonic())
 
     def connect(self, connection: Any) -> None:
-        """Let redis-py connect and shake hands."""
+        """Let redis-py connect and perform the handshake."""
         try:
             connection.connect()
             if self.sentinels is not None:
@@ -144,12 +144,12 @@ def _limited(parser_class: Any) -> Any:
                 raise InvalidResponse("a reply of the handshake is too long")
             return super().read_from_socket(*args, **kwargs)
 
-    Limited.__module__ = parser_class.__module__  # so that its reference cycles count as those of redis-py
+    Limited.__module__ = parser_class.__module__  # its reference cycles are attributed to redis-py
     return Limited
 
 
 def resolve(target: object, *, aio: bool, replicas: int | None = None, fence_floor: int | None = None) -> Any:
-    """The server that ``connect(target)`` names: a Target, or another engine's. Options replace those of the URL."""
+    """The server that ``connect(target)`` names, as a Target of its engine. Options override those of the URL."""
     greenlets.refuse_eventlet()
     if target is None:
         target = os.environ.get("HOLDFAST_URL") or _fall_back_to_local()
@@ -232,7 +232,7 @@ def _resolve_local(location: Location, flavour: ModuleType) -> Target:
 
 
 def _parse(redis_url: str, url: str, flavour: ModuleType) -> tuple[type[Any], dict[str, Any]]:
-    """The class and settings of redis-py for that part of the user's URL."""
+    """The connection class and settings of redis-py for ``redis_url``, which was made from the user's ``url``."""
     try:
         settings = dict(flavour.parse_url(redis_url))
     except ValueError as error:
@@ -252,7 +252,7 @@ def _parse(redis_url: str, url: str, flavour: ModuleType) -> tuple[type[Any], di
 
 
 def _behind(sentinels: Sentinels, target: Target, flavour: ModuleType) -> Target:
-    """The same target, whose server is whichever the Sentinels name."""
+    """The same target, with the server that the Sentinels name as primary."""
     return target._replace(
         prepare=sentinels.find_async if _is_aio(flavour) else sentinels.find, sentinels=sentinels, engine="sentinel"
     )
@@ -357,7 +357,7 @@ def _target(address: str, connection_class: type[Any], settings: dict[str, Any],
 def _keep_alive(settings: dict[str, Any], flavour: ModuleType) -> None:
     """Turn TCP keep-alive on, unless the user has set it.
 
-    A subscriber or an idle connection may be silent for hours, so that a router drops it without notice.
+    A subscriber or an idle connection may be silent for hours. A router may then drop it without notice.
     """
     unset = inspect.signature(flavour.Connection.__init__).parameters["socket_keepalive_options"].default
     if settings.get("socket_keepalive") is False or settings.get("socket_keepalive_options", unset) is not unset:

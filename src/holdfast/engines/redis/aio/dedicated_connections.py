@@ -1,8 +1,8 @@
-"""Dedicated connections under asyncio: one caller has it alone, for commands that need the same connection (WATCH).
+"""Dedicated connections under asyncio: each belongs to one caller, for commands that need the same connection (WATCH).
 
-All other requests of a client share one connection, where WATCH and MULTI of two tasks would interfere. A caller that
-closes a dedicated connection leaves it idle for the next one, unless a request failed on it or the server still keeps
-state for it.
+All other requests of a client share one connection, where WATCH and MULTI of two tasks would interfere. When a caller
+closes a dedicated connection, it stays open for the next caller, unless a request failed on it or the server still
+keeps state for it.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class DedicatedConnections:
         self._engine = engine
         self._open: set[PipelinedConnection] = set()  # idle or in use
         self.idle: list[PipelinedConnection] = []
-        self._stateful: set[PipelinedConnection] = set()  # for which the server keeps state: watched keys, or MULTI
-        self._inherited: list[PipelinedConnection] = []  # from a parent process; kept, as collecting would close them
+        self._stateful: set[PipelinedConnection] = set()  # the server keeps state for these: watched keys, or MULTI
+        self._inherited: list[PipelinedConnection] = []  # from a parent process; if not kept, they would be closed
         self._closed = False
         engine.target.on_move(self._drop_moved)
 
@@ -68,7 +68,7 @@ class DedicatedConnections:
         now = monotonic()
         deadline = now + timeout
         for command, reply in zip(commands, replies, strict=True):
-            # A script with its source: after NOSCRIPT it would come again too late, behind the other commands.
+            # Scripts go with their source: after NOSCRIPT, a script sent again would run after the other commands.
             connection.send((command, reply, deadline, timeout, now), with_source=type(command) is Step)
         try:
             _, missing = await asyncio.wait(replies, timeout=timeout)
@@ -90,7 +90,7 @@ class DedicatedConnections:
         return outcomes
 
     def close(self, connection: PipelinedConnection) -> None:
-        """Give it back; harmless if it was lost or closed before."""
+        """Give the connection back. Does nothing if it was lost or closed before."""
         if connection not in self._open:
             return
         unusable = connection.lost or connection in self._stateful or connection.in_flight

@@ -35,7 +35,7 @@ from holdfast.engines.redis.target import Target
 from holdfast.protocol.effects import Scan, StepFailed
 from holdfast.protocol.wait.notifications import NotificationRouter
 
-MOST_IN_FLIGHT: Final = 1000  # beyond that the server is no faster, and a lost connection costs more
+MOST_IN_FLIGHT: Final = 1000  # with more, the server is not faster, and a lost connection costs more
 
 _FIRST_TIMEOUT: Final = 1.0  # seconds to open a connection; doubled for the next attempt
 
@@ -64,7 +64,7 @@ class Engine:
         self.served = False  # whether it has ever answered a step that may write, without an error
         self.closed = False
         self.logged_no_pubsub = False
-        self._inherited: list[PipelinedConnection] = []  # from a parent process; kept, as collecting would close them
+        self._inherited: list[PipelinedConnection] = []  # from a parent process; if not kept, they would be closed
         self._begin_anew(None)
         target.on_move(self._drop_moved)
 
@@ -77,10 +77,10 @@ class Engine:
         self.shared: PipelinedConnection | None = None
         self._connecting: asyncio.Task[Exception | None] | None = None
         self._connecting_since = 0.0
-        self._rechecking: asyncio.Task[None] | None = None  # whether the primary has changed; steps wait for it
+        self._rechecking: asyncio.Task[None] | None = None  # asks whether the primary has changed; steps wait for it
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = _NEVER
-        self._excused = 0.0  # requests that were due by then got extra time already
+        self._excused = 0.0  # requests that were due before this time have had their extra time
         self.resp3 = Resp3(self)
         self.subscription = Subscription(self)
         self.backlog.clear()
@@ -88,7 +88,7 @@ class Engine:
     def submit(self, op: Op, timeout: float, reply: Reply | None = None, *, first: bool = False) -> Reply:
         """A future for the reply to one step. It fails with StepFailed; cancelling it does not affect other steps.
 
-        ``first``: the request goes before the backlog, as renewals must.
+        ``first``: the request goes to the front of the backlog, as renewals must.
         """
         if reply is None:
             reply = asyncio.Future(loop=self._loop)
@@ -146,7 +146,7 @@ class Engine:
             if not request[1].done():
                 shared.send((*request[:4], monotonic()))
 
-    # Timeouts. One timer fires at the earliest deadline. Deadlines mostly rise, so it is rarely set per request.
+    # Timeouts. One timer fires at the earliest deadline. Later requests rarely have an earlier one.
 
     def _set_timer(self, when: float) -> None:
         assert self._loop is not None
@@ -159,7 +159,7 @@ class Engine:
         """Fail requests whose time is over, and drop connections with overdue replies.
 
         If the timer fires late, this process was busy: the reply may be waiting, or the request was only just written.
-        Then each request that is due gets that much more time, once.
+        Then each request that is due gets the same delay as extra time, once.
         """
         now, earliest = monotonic(), _NEVER
         late = now - self._timer_at
@@ -204,7 +204,7 @@ class Engine:
         return [connection for connection in (self.shared, self.subscription.connection) if connection is not None]
 
     def connect(self) -> asyncio.Task[Exception | None]:
-        """The task that opens the shared connection, started unless it runs. Its result: why there is none."""
+        """The task that opens the shared connection, started if none runs. Its result is None, or why that failed."""
         assert self._loop is not None
         if self._connecting is None:
             self._connecting_since = monotonic()
@@ -221,17 +221,17 @@ class Engine:
             backlog, self.backlog = self.backlog, deque()
             self._refuse([request for request in backlog if not request[1].done()], error)
             return error
-        if self.closed:  # while it was opened, too late for a cancellation
+        if self.closed:  # close() came while it was being opened, too late to cancel this
             await shared.close()
             return client_closed(self.address)
         self.shared = shared
         self.drain()
-        if shared.lost and self.backlog:  # lost before it was in use, so note_loss did not connect again
+        if shared.lost and self.backlog:  # it was lost before it was in use, so note_loss did not reconnect
             self.connect()
         return None
 
     async def _open_in_time(self) -> PipelinedConnection:
-        """Open it. An attempt without an answer is replaced while there is time: one dead path is not a dead server."""
+        """A new connection. An attempt without an answer is repeated while there is time: a route may be dead."""
         until = monotonic() + self.timeout
         patience = self.timeout if self.target.starts_server else _FIRST_TIMEOUT
         while True:
@@ -269,8 +269,8 @@ class Engine:
             await connection.connect()
             if self.target.sentinels is not None:
                 await self.target.sentinels.check_async(connection)
-            # After redis-py's handshake and before our protocol is set, the end of the connection is not reported, nor
-            # an error that the server sent before it, most likely about maxclients.
+            # Between redis-py's handshake and our protocol, asyncio reports neither the end of the connection nor an
+            # error that the server sent before it, most likely about maxclients.
             if received := bytes(connection._reader._buffer):
                 raise redis.exceptions.ResponseError(received.decode(errors="replace").strip().removeprefix("-"))
             if connection._writer.transport.is_closing() or connection._reader.at_eof():
@@ -291,7 +291,7 @@ class Engine:
             self.drain()
 
     def _drop_moved(self) -> None:
-        """Another server has become the primary."""
+        """Drop connections to an old primary."""
         for connection in self.connections():
             connection.abort_if_moved()
 
@@ -307,13 +307,13 @@ class Engine:
         return self.shared is not None and not self.shared.lost
 
     def is_unresponsive(self, seconds: float) -> bool:
-        """Whether the server has not answered a request, or an attempt to connect, for that long."""
+        """Whether a request, or an attempt to connect, has been without an answer for that long."""
         if self.shared is not None and not self.shared.lost:
             return self.shared.is_unresponsive(seconds)
         return self._connecting is not None and monotonic() - self._connecting_since >= seconds
 
     def has_overdue(self) -> bool:
-        """Whether a request got no reply in time. Then the connection takes no others until all are answered."""
+        """Whether a request got no reply in time. Then the connection takes no more requests until all are answered."""
         return self.shared is not None and not self.shared.lost and self.shared.overdue_since < _NEVER
 
     def abort(self) -> None:
@@ -322,7 +322,7 @@ class Engine:
             self.shared.abort()
 
     async def listen(self, timeout: float, keys: tuple[str, ...] = ()) -> bool:
-        """Subscribe to notifications; False if the server does not allow that. It has all keys."""
+        """Subscribe to notifications; False if the server does not allow that. One channel covers all keys."""
         return await self.subscription.listen(timeout)
 
     # New loops, forks, and the end.

@@ -34,11 +34,11 @@ if TYPE_CHECKING:
     from holdfast.engines.redis.aio.engine import Engine
 
 Reply: TypeAlias = "asyncio.Future[Any]"
-# Step, future, deadline, the timeout that the deadline came from, time of sending. No Op: it was sent with its source.
+# Op, future, deadline, the timeout behind the deadline, time of sending. Without an Op: it was sent with its source.
 Request: TypeAlias = tuple[Op | None, Reply, float, float, float]
 
 PUSH: Final[Any] = hiredis.PushNotification
-_LEAST_CHUNK: Final = 8  # requests that are worth a write before the loop iteration ends
+_LEAST_CHUNK: Final = 8  # with this many requests, a write need not wait for the end of the loop iteration
 _CACHING: Final = pack(Command(("CLIENT", "CACHING", "YES")))
 
 
@@ -59,7 +59,7 @@ async def outcomes_of(replies: Sequence[Reply]) -> list[Any]:
 
 
 class _Ignored:
-    """Stands for the future of a reply that no task waits for."""
+    """In place of the future of a reply that no task waits for."""
 
     def done(self) -> bool:
         return True
@@ -86,8 +86,8 @@ class PipelinedConnection(asyncio.Protocol):
         self._error: Exception | None = None
         self.in_flight: deque[Request] = deque()
         self.waiting_since = 0.0  # when the server last sent something, or was first asked after that
-        # When the oldest request was sent that got no reply in time, since nothing was in flight last. A later reply to
-        # it does not reset this: if one reply is missing, each reply is assigned to the request before its own.
+        # When the oldest request that got no reply in time was sent. Reset only when nothing is in flight. A late reply
+        # does not reset it: if one reply is missing, each later reply is assigned to the request before its own.
         self.overdue_since = _NEVER
         self.open = True  # whether it takes requests
         self._full = False  # whether the transport's buffer is full
@@ -107,22 +107,22 @@ class PipelinedConnection(asyncio.Protocol):
             self.waiting_since = monotonic()
         if type(op) is Step and op.watch and self._tracks():
             in_flight.append(_IGNORED)
-            data = _CACHING + data  # in one write: it applies to the very next command
+            data = _CACHING + data  # in one write, because CLIENT CACHING applies to the next command only
         if idle and not out:
-            self._transport.write(data)  # nothing else to wait for
+            self._transport.write(data)  # no other request to combine it with
         else:
             out.append(data)
             if len(out) == 1:
                 self._out_since = monotonic()
                 self.loop.call_soon(self._flush)
             elif len(out) >= _LEAST_CHUNK and 2 * len(out) > len(in_flight):
-                self._flush()  # more is gathered than in flight: let the server start
+                self._flush()  # more requests are gathered than in flight: let the server start
         in_flight.append((None, *request[1:]) if with_source else request)
 
     def _flush(self) -> None:
         if self._out and not self.lost:
             self._transport.write(b"".join(self._out))
-            if (now := monotonic()) > self._out_since + LATE:  # the loop was busy, and the server not asked before
+            if (now := monotonic()) > self._out_since + LATE:  # the loop was busy, so the server was asked only now
                 self.waiting_since = now
         self._out.clear()
 
@@ -169,7 +169,7 @@ class PipelinedConnection(asyncio.Protocol):
 
     def _take_error(self, answer: hiredis.ReplyError) -> None:
         if not self.in_flight:
-            raise answer  # why the server is about to close the connection
+            raise answer  # it says why the server is about to close the connection
         request = self.in_flight.popleft()
         op, reply = request[:2]
         if op is not None and is_noscript(answer):
@@ -191,7 +191,7 @@ class PipelinedConnection(asyncio.Protocol):
                     router.touched(key.decode(errors="replace"))
         elif kind == ENDED:
             self.engine.channels.end(answer[1])
-        elif kind in SUBSCRIBED:  # a push, but in order with the replies
+        elif kind in SUBSCRIBED:  # a push, but its place among the replies is that of a reply
             op, reply = self.in_flight[0][:2]
             if answer[1] != subscribed_to(op):
                 raise hiredis.ProtocolError("a confirmation without a SUBSCRIBE")
@@ -213,7 +213,7 @@ class PipelinedConnection(asyncio.Protocol):
                 look_at = min(look_at, sent_at + timeout)
             else:
                 self.overdue_since = min(self.overdue_since, sent_at)
-                self.open = False  # until everything is answered, so that no reply is missing
+                self.open = False  # until all replies have come, which shows that none is missing
         return min(look_at, self.overdue_since + OVERDUE_AFTER)
 
     def speaks_resp3(self) -> bool:
@@ -231,17 +231,17 @@ class PipelinedConnection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         self.lost, self.open = True, False
         self._stream.connection_lost(error)
-        self._connection._reader = self._connection._writer = None  # for redis-py: closed
+        self._connection._reader = self._connection._writer = None  # tells redis-py that it is closed
         in_flight, self.in_flight = self.in_flight, deque()
         engine, cause = self.engine, self._error or error
         for _, reply, *_ in in_flight:
-            if not reply.done():  # an exception each, because each gets its own traceback
+            if not reply.done():  # one exception per request, because each gets its own traceback
                 known = engine.ever_answered
                 reply.set_exception(lost_connection(engine.address, cause, ever_answered=known, tls=engine.tls))
         engine.note_loss(self)
 
     def abort(self, error: Exception | None = None) -> None:
-        """Drop the connection. Requests in flight fail in the next loop iteration, and no others are sent here."""
+        """Drop the connection. Requests in flight fail in the next loop iteration; no more requests are sent."""
         self.lost, self.open, self._error = True, False, error
         self._transport.abort()
 

@@ -4,11 +4,11 @@ RESP3 lets the server push messages between two replies, which notifications and
 it (HELLO 3) when it first subscribes or tracks, and not before, so an old server or proxy without HELLO serves clients
 that need neither.
 
-Only an error reply says that a server does not speak RESP3, and only for that connection: the next one, perhaps to
-another server, asks again. A connection that is cut during HELLO says nothing. The cause may be a proxy that closes
+Only an error reply shows that a server does not speak RESP3, and only for that connection: the next connection, perhaps
+to another server, asks again. If a connection is cut during HELLO, the cause is unknown: perhaps a proxy that closes
 connections on unknown commands, or a load balancer whose server restarts. Each such HELLO costs the shared connection
 and all requests in flight there. So after two in a row RESP3 is turned off, and HELLO is tried on separate connections
-until one is answered.
+until one of them gets an answer.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 _HELLO: Final = Command(("HELLO", "3"))
 _TRACKING: Final = Command(("CLIENT", "TRACKING", "ON", "OPTIN", "NOLOOP"))
 
-_MOST_CUTS: Final = 2  # in a row, before RESP3 is turned off
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 4.0  # before a probe; doubled each time
+_MOST_CUTS: Final = 2  # cut connections in a row, after which RESP3 is turned off
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 4.0  # seconds before a probe; doubled each time
 _PROBE_TIMEOUT: Final = 1.0
 
 
@@ -100,7 +100,7 @@ class Resp3:
             log_resp3_is_back(self._engine.address)
 
     def _note_answer(self, connection: PipelinedConnection, failed: StepFailed, what: str) -> None:
-        """The server answered with an error, lasting or passing."""
+        """Record an error reply, lasting or temporary."""
         connection.tracking = False
         if failed.retry:
             connection.hello = None
@@ -136,7 +136,7 @@ class Resp3:
             self._probing = None
 
     async def _is_answered(self) -> bool:
-        """Whether HELLO is answered, if only with an error."""
+        """Whether the server answers HELLO; an error reply counts as an answer."""
         connection: PipelinedConnection | None = None
         try:
             async with asyncio.timeout(_PROBE_TIMEOUT):

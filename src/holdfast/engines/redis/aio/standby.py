@@ -1,8 +1,8 @@
 """The engine of the keeper under asyncio: the shared connection while it is healthy, else a connection of its own.
 
-Renewals cannot wait for a dead connection. Other callers drop one only after their timeout. The keeper uses its own
-connection after 0.2 seconds without an answer, or once a reply is overdue, and comes back when the server answers on
-the shared one again. If no other connection can be opened, as on a server at maxclients, the shared one must do.
+Renewals cannot wait for a dead connection, and other callers drop one only after their timeout. The keeper uses its own
+connection after 0.2 seconds without an answer, or once a reply is overdue. It returns to the shared connection when the
+server answers there again. If no other connection can be opened (a server at maxclients), it uses the shared one.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class StandbyEngine(Engine):
         super()._begin_anew(loop)
         self.resp3 = self._main.resp3
         self._active = False  # whether steps go over our own connection
-        self._refused_until = 0.0  # no connection of our own is tried before
+        self._refused_until = 0.0  # until then we do not try to open our own connection
         self._check: asyncio.TimerHandle | None = None
 
     def submit(self, op: Op, timeout: float, reply: Reply | None = None, *, first: bool = False) -> Reply:
@@ -62,7 +62,7 @@ class StandbyEngine(Engine):
         self._check = self._loop.call_later(_CHECK_EVERY, self._check_both)
 
     def _check_both(self) -> None:
-        """Drop our connection if the shared one is healthy again, or the shared one if only ours is answered."""
+        """Drop our connection if the shared one is healthy again; drop the shared one if only ours gets answers."""
         self._check = None
         main, own, shared = self._main, self.shared, self._main.shared
         if own is not None and not own.lost:

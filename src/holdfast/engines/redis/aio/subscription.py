@@ -1,7 +1,7 @@
 """The subscription to a client's notifications under asyncio.
 
-With RESP3 the shared connection subscribes. Without it, a second connection does nothing else, and nothing is tracked.
-A lost subscription is renewed by itself as long as a waiter or a hold needs it.
+With RESP3 the shared connection subscribes. Without RESP3, a second connection is used for the subscription only, and
+no key is tracked. A lost subscription is renewed automatically as long as a waiter or a hold needs it.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ class Subscription:
         return any(connection is not None and connection.subscribed and not connection.lost for connection in both)
 
     def _subscribe(self) -> asyncio.Task[bool | Exception]:
-        """One task for all callers, so that a cancelled caller does not end it for the others."""
+        """The task that subscribes. All callers share it, so a cancelled caller does not cancel it for the others."""
         if self._subscribing is None:
             self._subscribing = asyncio.get_running_loop().create_task(self._try_to_subscribe())
         return self._subscribing
 
     async def _try_to_subscribe(self) -> bool | Exception:
-        """Whether the server allows it, or why that is not known."""
+        """Whether the server allows subscriptions; or the error, if that is still unknown."""
         engine = self._engine
         try:
             while (shared := engine.shared) is None or shared.lost:
@@ -109,11 +109,11 @@ class Subscription:
             if isinstance(outcome, StepFailed):
                 raise outcome
             if outcome is not True:
-                connection.abort()  # the reply is no confirmation, so replies are out of step
+                connection.abort()  # the reply is not a confirmation, so replies are out of step
                 raise lost_connection(engine.address, None, ever_answered=engine.ever_answered)
 
     def note_loss(self, connection: PipelinedConnection) -> None:
-        """A connection of the engine has ended: notifications, or reports about tracked keys, may be missing."""
+        """Record the end of a connection: notifications, or reports about tracked keys, may have been lost."""
         engine = self._engine
         if connection.subscribed:
             self._interrupted = True
@@ -124,7 +124,7 @@ class Subscription:
             self._resubscribe_soon(connection.loop)
 
     def resubscribe(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Subscribe to what is missing, and let all waiters look: they may have missed a notification."""
+        """Subscribe to missing channels, and let all waiters look again: they may have missed a notification."""
         self._interrupted = True
         self._resubscribe_soon(loop)
 

@@ -1,4 +1,4 @@
-"""The thread of a shared connection: it alone opens, writes, reads and closes the sockets, and waits in poll()."""
+"""The thread of a shared connection. Only this thread opens, writes, reads and closes the sockets, and polls them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _NEVER: Final = float("inf")
 
 
 class ConnectionThread:
-    """Sends the requests of all callers and hands the replies out. Callers use the public methods only."""
+    """Sends the requests of all callers and distributes the replies. Callers use the public methods only."""
 
     def __init__(
         self,
@@ -73,8 +73,8 @@ class ConnectionThread:
 
     def start(self) -> None:
         if not self._running:
-            # If an interrupt strikes here, there may be two threads or none. Only one of two gets the entry in
-            # _running, and without one the next caller starts it.
+            # An interrupt (Ctrl-C) at this point may lead to two threads or to none. Of two threads, only one gets the
+            # entry in _running, and the other ends. If there is none, the next caller starts one.
             threading.Thread(target=self._run, name="holdfast-connection", daemon=True).start()
 
     def submit(self, request: Request) -> None:
@@ -85,7 +85,7 @@ class ConnectionThread:
         try:
             self.start()
         except RuntimeError as error:  # the interpreter is exiting, or there are too many threads
-            with suppress(ValueError, IndexError):  # another caller has just started it, and it took the request
+            with suppress(ValueError, IndexError):  # another caller has just started the thread, which took the request
                 self.queue.remove(request)
             raise connect_failure(error, self._target.where, 0.0) from error
         self._wake()
@@ -93,7 +93,7 @@ class ConnectionThread:
             raise client_closed(self._target.where)
 
     def resubscribe_soon(self) -> None:
-        """Subscribe to what is missing, and let all waiters look: they may have missed a notification."""
+        """Subscribe to missing channels, and let all waiters look again: they may have missed a notification."""
         self.resubscription.changed = True
         with suppress(RuntimeError):  # no thread can be started: the next request tries again
             self.start()
@@ -120,7 +120,7 @@ class ConnectionThread:
             waker.wake()
         thread = self._running.get(None)
         if thread is not None and thread is not threading.current_thread():
-            thread.join(timeout=1.0)  # it takes longer only while it connects, and then it ends by itself
+            thread.join(timeout=1.0)  # longer only while the thread connects; it ends by itself after that
 
     def forget(self) -> None:
         """In a forked child: close our copies of the sockets. This object is not used again."""
@@ -133,7 +133,7 @@ class ConnectionThread:
             self._waker.close()
 
     def _refuse_all(self, why: Callable[[], StepFailed]) -> None:
-        """Fail the requests that are queued now, but none that is added meanwhile."""
+        """Fail the requests that are queued now, but not requests that are added meanwhile."""
         for _ in range(len(self.queue)):
             try:
                 request = self.queue.popleft()
@@ -159,7 +159,7 @@ class ConnectionThread:
         while not self.closed:
             try:
                 if self._abandoned:
-                    self._drop_overdue()  # before another request is sent there
+                    self._drop_overdue()  # first, so that no further request goes to such a connection
                 self._send_all()
                 self._regain_resp3()
                 self._resubscribe()
@@ -175,17 +175,17 @@ class ConnectionThread:
         self._waker = None
 
     def _send_all(self) -> None:
-        """Send the queued requests, over a connection that is opened if there is none."""
+        """Send the queued requests. If there is no connection, open one."""
         while self.queue and not self.closed:
             try:
-                request = self.queue[0]  # stays in the queue meanwhile, so that close() finds it
+                request = self.queue[0]  # it stays in the queue for now, so that close() finds it
                 connection = self._subscriber if request.subscribes else self._main
                 if connection is None:
                     if time.monotonic() < self._not_before:
                         return
                     self._connect(subscriber=request.subscribes)
                 elif connection.overdue_since != _NEVER:
-                    return  # until everything is answered there, so that no reply is missing, or it is dropped
+                    return  # wait until all replies have come, or the connection is dropped
                 elif self.queue.popleft() is request and time.monotonic() < request.until and request.claim():
                     self._send(connection, request)
             except IndexError:
@@ -236,7 +236,7 @@ class ConnectionThread:
         self._opener.note_installed(connection)
 
     def _regain_resp3(self) -> None:
-        """Try HELLO on another connection, after it was cut. If it is answered, that connection takes over."""
+        """After a connection was cut during HELLO, try HELLO on a new one. If it is answered, use that one instead."""
         if time.monotonic() < self._opener.probe_at or self._is_busy():
             return
         if self._main is None:
@@ -257,7 +257,7 @@ class ConnectionThread:
         """Subscribe again after the subscriber was lost, while a waiter or a hold needs it."""
         attempt = self.resubscription.next_attempt()
         if attempt is not None:
-            self._abandoned = True  # the attempt before may still be in flight
+            self._abandoned = True  # the previous attempt may still be in flight
             self.queue.append(attempt)
             self._send_all()
             self.resubscription.note_sent(attempt)
@@ -267,7 +267,7 @@ class ConnectionThread:
         for connection in list(self.connections.values()):
             self._guarded(connection, self._flush)
         self._polling = True
-        # From here on, a caller that queues or abandons a request sees that we poll, or we see its request.
+        # From here on, a caller that queues or abandons a request sees _polling and wakes us, or we see its request.
         wakes_at = self.resubscription.due_at
         if not self._is_busy():
             wakes_at = min(wakes_at, self._opener.probe_at)
@@ -300,8 +300,8 @@ class ConnectionThread:
             self._poll.modify(connection.sock, events)
 
     def _drop_overdue(self) -> float:
-        """Drop each connection on which a reply is overdue, or to an old primary. Returns when to look again."""
-        self._abandoned = False  # before looking: a caller that leaves meanwhile sets it again
+        """Drop connections with an overdue reply, and connections to an old primary. Returns when to look again."""
+        self._abandoned = False  # reset before the check: a caller that leaves meanwhile sets it again
         now, look_at = time.monotonic(), _NEVER
         for connection in list(self.connections.values()):
             self._guarded(connection, lambda one: self._target.refuse_old_primary(one.connection))
@@ -322,7 +322,7 @@ class ConnectionThread:
             elif connection.in_flight:
                 self._on_reply(connection, *connection.in_flight.popleft(), reply)
             elif isinstance(reply, hiredis.ReplyError):
-                raise reply  # why the server is about to close the connection
+                raise reply  # it says why the server is about to close the connection
             else:
                 raise hiredis.ProtocolError("a reply without a request")
         if not connection.in_flight:
@@ -371,7 +371,7 @@ class ConnectionThread:
             raise hiredis.ProtocolError("a malformed push") from error
 
     def _on_subscribed(self, connection: PipelinedConnection, channel: bytes) -> None:
-        """A confirmation, which must answer the SUBSCRIBE that is first in flight."""
+        """Take a confirmation. It must answer the oldest request in flight, a SUBSCRIBE."""
         request, place = connection.in_flight[0] if connection.in_flight else (None, 0)
         if request is None or not request.subscribes or channel != subscribed_to(request.ops[place]):
             raise hiredis.ProtocolError("a confirmation without a SUBSCRIBE")
@@ -384,7 +384,7 @@ class ConnectionThread:
     def _drop(self, connection: PipelinedConnection, error: Exception | None) -> None:
         """Close a connection and fail what is in flight there."""
         if self.connections.pop(connection.sock.fileno(), None) is None:
-            return  # dropped before
+            return  # it was dropped already
         self._poll.unregister(connection.sock)
         connection.close()
         was_armed = connection is self._subscriber and self._channels.lose_all()

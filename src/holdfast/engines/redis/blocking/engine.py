@@ -1,12 +1,12 @@
 """The engine for threads: runs steps on a Redis or Valkey server over a pool of connections.
 
-Idle connections are a stack, so that the one used last is used next. A connection is closed after anything that leaves
-its replies out of step (a timeout, an interrupt in the middle of a reply, bytes after the reply), because the next
-request on it would get the reply to another one.
+Idle connections are a stack: the connection used last is used next. If the replies of a connection may be out of step
+(after a timeout, an interrupt in the middle of a reply, bytes after the reply), the connection is closed, because its
+next request would get the reply to an earlier one.
 
-A connection that gets no reply was most often dropped by a router or a peer, which has then dropped the other idle
-connections too. So a request that times out also closes the connections that were idle before it was sent: the next
-attempt opens a new one, and many dead connections cost one timeout.
+If a connection gets no reply, the usual cause is a router or a server that has dropped it, and the other idle
+connections with it. So a request that times out also closes the connections that were idle before it was sent. The next
+attempt opens a new connection, and many dead connections cost only one timeout.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from holdfast.protocol.effects import Scan, StepFailed
 if TYPE_CHECKING:
     from holdfast.engines.redis.blocking.shared_connection import SharedConnection
 
-_CHECK_AFTER: Final = 0.005  # seconds idle after which a connection is checked, for the price of a system call
+_CHECK_AFTER: Final = 0.005  # seconds; a connection that was idle for longer is checked, which costs a system call
 _MOST_IDLE: Final = 64
 
 
@@ -47,7 +47,7 @@ class Engine:
         self._served = False  # whether it has ever answered a step that may write, without an error
         self._closed = False
         self.fallback: SharedConnection | None = None  # runs steps while no connection can be made
-        target.on_move(self.close_idle)  # what is in use is dropped when its reply has come
+        target.on_move(self.close_idle)  # connections in use are dropped after their reply
 
     @property
     def address(self) -> str:
@@ -116,7 +116,7 @@ class Engine:
         self._put_back(connection, *replies)
         return [self._checked(reply, op) for reply, op in zip(replies, ops, strict=True)]
 
-    # Dedicated connections: one caller has it alone, for commands that need the same connection (WATCH).
+    # Dedicated connections: each belongs to one caller, for commands that need the same connection (WATCH).
 
     def open_connection(self, timeout: float) -> PooledConnection:
         return self._take(timeout)
@@ -129,7 +129,7 @@ class Engine:
         try:
             if connection.is_out_of_step():
                 raise ConnectionResetError("the server closed the connection, or sent more than it was asked for")
-            # A script with its source: after NOSCRIPT it would come again too late, behind the other commands.
+            # Scripts go with their source: after NOSCRIPT, a script sent again would run after the other commands.
             packed = [pack(command, self._scripts, with_source=True) for command in commands]
             replies = connection.ask_all(packed, timeout)
             self._target.refuse_old_primary(connection.connection)
@@ -147,7 +147,7 @@ class Engine:
             self._put_back(connection)
 
     def trust(self) -> None:
-        """Another server vouches for this one: if it cannot be reached now, it may be reached later."""
+        """Assume that this server exists, because another one named it: if it cannot be reached now, retry later."""
         self._ever_answered = self._served = True
 
     def has_idle(self) -> bool:
@@ -172,7 +172,7 @@ class Engine:
             not isinstance(error, TimeoutError) or error.errno == errno.ETIMEDOUT
         )
         if of_system or isinstance(error, hiredis.HiredisError):
-            self.close_idle()  # what ended this connection (a restart, a failover) has most likely ended the others
+            self.close_idle()  # a restart or a failover that ended this connection has most likely ended the others
             return lost_connection(self.address, error, ever_answered=self._ever_answered, tls=self._target.tls)
         return error  # an interrupt; the connection is closed because its reply is still to come
 
@@ -216,10 +216,10 @@ class Engine:
         self._idle.append(connection)
 
     def _drop_idle_since_before(self, when: float) -> None:
-        """Close connections that were idle then: they may be as dead as the one that got no reply."""
+        """Close connections that were idle before ``when``: they may be dead, like the one that got no reply."""
         while self._idle:
             try:
-                connection = self._idle.popleft()  # idle for longest
+                connection = self._idle.popleft()  # the one that was idle for longest
             except IndexError:
                 return  # another thread was quicker
             if connection.idle_since >= when:
@@ -232,7 +232,7 @@ class Engine:
         try:
             connection.close()
         except (OSError, redis.exceptions.RedisError):
-            pass  # it was broken already, which is why it is dropped
+            pass  # it was broken already
 
     def count_connections(self) -> tuple[int, int]:
         """How many connections are open, and how many of them are idle."""

@@ -1,7 +1,7 @@
 """Opens the connections of a shared connection, with RESP3 if the server speaks it.
 
-Only an error reply to HELLO says that a server does not speak RESP3. A connection that is cut during HELLO says
-nothing: then RESP2 is used, and HELLO is tried again later on a second connection.
+Only an error reply to HELLO shows that a server does not speak RESP3. If a connection is cut during HELLO, the cause is
+unknown: then RESP2 is used, and HELLO is tried again later on a second connection.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ class Opener:
         self._logged = False  # the log says that RESP3 and tracking are off
 
     def open(self, timeout: float, *, subscriber: bool) -> PipelinedConnection:
-        """A connection that has RESP3, or serves one purpose: notifications if ``subscriber``, else steps."""
+        """A connection with RESP3; else one with RESP2, for notifications if ``subscriber``, for steps if not."""
         if self._capabilities.resp3:
             try:
                 return self._open(timeout, resp3=True, subscriber=True)
             except (redis.exceptions.ResponseError, redis.exceptions.ConnectionError) as refused:
                 if isinstance(refused.__context__, OSError) or self._is_passing(refused):
-                    raise  # no connection at all, or none for the moment
-                # HELLO was refused, or the connection was cut. Any other cause shows again in the next attempt.
+                    raise  # it cannot connect at all, or not at the moment
+                # HELLO was refused, or the connection was cut. Any other problem occurs again in the next attempt.
                 connection = self._open(timeout, resp3=False, subscriber=subscriber)
                 self._capabilities.resp3 = not isinstance(refused, redis.exceptions.ResponseError)
                 if self._capabilities.resp3:
@@ -83,7 +83,7 @@ class Opener:
             return None
 
     def note_installed(self, connection: PipelinedConnection) -> None:
-        """The connection is in use: its socket is no longer the opener's to forget."""
+        """Record that the connection is in use. From now on its socket does not belong to the opener."""
         self._opening = None
         if connection.resp3:
             self.probe_at, self._pause = _NEVER, _FIRST_PAUSE

@@ -1,8 +1,8 @@
 """A connection of the shared connection's thread, with requests in flight, and the request of one caller.
 
-A request is sent once or never. ``claim`` decides which: the thread claims it and sends it, or the caller claims it and
-knows that it will never be sent. A request whose time is over is not sent either, because an interrupted caller may
-not have claimed it.
+A request is sent once or never. ``claim`` decides: if the thread claims it first, the thread sends it; if the caller
+claims it first, it is never sent. A request whose timeout is over is not sent either, because an interrupted caller may
+have left without a claim.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from holdfast.engines.redis.protocol import MORE, Op, Parser, pack
 from holdfast.lua import Script
 from holdfast.protocol.effects import Command, StepFailed
 
-PENDING: Final = object()  # stands for a reply that has not arrived
+PENDING: Final = object()  # in place of a reply that has not arrived
 
 _NEVER: Final = float("inf")
 
@@ -72,7 +72,7 @@ class Request:
         self._done.acquire()
 
     def claim(self) -> bool:
-        """True for the first call only: the thread may send the request, or the caller may leave."""
+        """True for the first call only: then the thread may send the request, or the caller may withdraw it."""
         try:
             self._claim.pop()
         except IndexError:
@@ -89,12 +89,12 @@ class Request:
 
     def fail(self, why: Callable[[], StepFailed]) -> None:
         for place in range(len(self.ops)):
-            self.answer(place, why())  # an exception each, because each gets its own traceback
+            self.answer(place, why())  # one exception per step, because each gets its own traceback
 
     def wait(self, timeout: float) -> None:
         """Wait until all replies have arrived. Each has the full timeout after the previous one.
 
-        If this thread wakes up late, the process was busy, so the reading thread was too: the delay is added once.
+        If this thread wakes up late, the process was busy, and so was the reading thread. Then the delay is added once.
         """
         until, was_late = self.until, False
         while True:
@@ -111,7 +111,7 @@ class Request:
             until = self._answered_at + timeout
 
 
-InFlight: TypeAlias = tuple[Request | None, int]  # a request and which of its steps; None: no caller waits
+InFlight: TypeAlias = tuple[Request | None, int]  # a request and the index of its step; None: no caller waits
 _IGNORED: Final[InFlight] = None, 0
 TRACKING: Final[InFlight] = None, 1  # its reply says whether the server refuses tracking
 
@@ -129,7 +129,7 @@ class Waker:
     __slots__ = ("_fds",)
 
     def __init__(self) -> None:
-        self._fds: tuple[int, ...] = ()  # for __del__, if os.pipe() fails
+        self._fds: tuple[int, ...] = ()  # __del__ needs it even if os.pipe() fails
         self._fds = os.pipe()
         for fd in self._fds:
             os.set_blocking(fd, False)
@@ -170,11 +170,11 @@ class PipelinedConnection:
         self.subscriber = subscriber  # whether notifications may be subscribed to here
         self.tracking = False
         self.in_flight: deque[InFlight] = deque()
-        # When the oldest request was sent that got no reply in time, since nothing was in flight last. A later reply to
-        # it does not reset this: if one reply is missing, each reply is assigned to the request before its own.
+        # When the oldest request that got no reply in time was sent. Reset only when nothing is in flight. A late reply
+        # does not reset it: if one reply is missing, each later reply is assigned to the request before its own.
         self.overdue_since = _NEVER
-        self.writing_waits = False  # until the socket is writable
-        self.reading_waits = False  # likewise: TLS may have to write before it can read
+        self.writing_waits = False  # flush() must wait until the socket is writable
+        self.reading_waits = False  # read() must wait for that: TLS may have to write before it can read
         self.events: int = select.POLLIN  # registered with poll()
 
     def write(self, data: bytes, step: InFlight, *, watch: bool) -> None:

@@ -24,9 +24,9 @@ _ALWAYS_FITS: Final = 16_384  # bytes that the kernel buffers without waiting fo
 
 # Spinning before poll(): a server nearby answers sooner than a sleeping core wakes up.
 _SPINS: Final = 100  # non-blocking reads, of 1 to 2 microseconds each
-_FAILURES: Final = 4  # spins without a reply, in a row, after which spinning is paused
+_FAILURES: Final = 4  # after this many spins in a row without a reply, spinning is paused
 _PAUSE: Final = 64  # replies that are read without spinning during a pause
-_yield_core: Final = getattr(os, "sched_yield", lambda: None)  # the server may need this very core
+_yield_core: Final = getattr(os, "sched_yield", lambda: None)  # the server may need this core
 
 
 class ReplyTimeout(Exception):
@@ -89,7 +89,7 @@ class PooledConnection:
     def _read(self, deadline: float) -> bytes:
         chunk = self._spin() if self._plain else None
         if chunk is None:
-            left = max(0.0, deadline - time.monotonic())  # past the deadline, what has arrived is still read
+            left = max(0.0, deadline - time.monotonic())  # after the deadline, bytes that have arrived are still read
             if not self._plain:
                 chunk = self._read_with_timeout(max(0.001, left))
             elif self._poll.poll(left * 1000):
@@ -108,7 +108,7 @@ class PooledConnection:
             raise ReplyTimeout from error
 
     def _spin(self) -> bytes | None:
-        """What arrives within a moment, or None. While ``_spins_left`` is not positive, spinning is paused."""
+        """The bytes that arrive while spinning, or None. While ``_spins_left`` is not positive, spinning is paused."""
         if self._spins_left <= 0:
             self._spins_left += 1
             return None
@@ -125,7 +125,7 @@ class PooledConnection:
         return None
 
     def is_out_of_step(self) -> bool:
-        """Whether there is something to read although nothing was asked: a surplus reply, or the connection's end."""
+        """Whether there is something to read although no request is open: a surplus reply, or the connection's end."""
         return self.has_surplus() or bool(self._poll.poll(0))
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""When the thread of a shared connection subscribes by itself: after a loss, or when channels were added."""
+"""When the thread of a shared connection subscribes without a caller: after a loss, or when channels were added."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NEVER: Final = float("inf")
 
 
 class Resubscription:
-    """The attempts of one thread, which alone uses it, except for ``changed`` and ``request``."""
+    """The attempts of one thread. Other threads may use only ``changed`` and ``request``."""
 
     def __init__(self, channels: Channels, scripts: Mapping[str, Script]) -> None:
         self._channels = channels
@@ -27,7 +27,7 @@ class Resubscription:
         self._missed = False  # whether notifications may have been lost since there was a subscription
 
     def request(self, timeout: float) -> Request:
-        """Subscribes to what is missing."""
+        """A request that subscribes to all missing channels."""
         return Request(self._channels.missing(), timeout, self._scripts, subscribes=True)
 
     @property
@@ -35,11 +35,11 @@ class Resubscription:
         return 0.0 if self.changed else self._at
 
     def note_loss(self) -> None:
-        """The subscriber was lost."""
+        """Record that the subscriber's connection was lost."""
         self._missed, self._at = True, time.monotonic() + _FIRST_PAUSE
 
     def next_attempt(self) -> Request | None:
-        """What to send now, while a waiter or a hold needs it."""
+        """The request to send now; None if no attempt is due, or nothing needs the subscription."""
         if self.changed:
             self.changed, self._missed, self._at = False, True, 0.0
         if self._at == _NEVER or time.monotonic() < self._at:
@@ -59,7 +59,7 @@ class Resubscription:
         self._pause = min(2 * self._pause, _LONGEST_PAUSE)
 
     def note_confirmed(self) -> bool:
-        """A subscription was confirmed; returns whether it was the last one, and notifications may have been lost."""
+        """Record a confirmation. True if it was the last one missing, and notifications may have been lost."""
         self._pause = _FIRST_PAUSE
         if self._channels.missing():
             return False
@@ -67,5 +67,5 @@ class Resubscription:
         return missed
 
     def give_up(self) -> None:
-        """The server does not allow it."""
+        """Make no further attempt, because the server forbids subscriptions."""
         self._at = _NEVER

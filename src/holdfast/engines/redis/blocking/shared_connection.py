@@ -1,6 +1,6 @@
 """The connection that all threads of a client share: for the keeper, for tracked keys and for notifications.
 
-Theory of operation. A thread of its own (connection_thread.py) owns the connection. A caller puts a request into the
+Theory of operation. A separate thread (connection_thread.py) owns the connection. A caller puts a request into the
 thread's queue, wakes the thread, and waits for the replies until its timeout. So Ctrl-C in a calling thread cannot
 leave half a request on the connection, and no TLS session is used by two threads. A caller that leaves early does not
 disturb others: replies come in order, each goes to its request, and a reply without a waiting caller is dropped.
@@ -13,7 +13,7 @@ Pushes. RESP3 lets the server push messages between two replies: notifications (
 clients wrote after a step has read them with ``watch`` (client tracking; OPTIN selects these steps, NOLOOP leaves out
 what this connection writes itself). Without RESP3, a second connection subscribes, and nothing is tracked.
 
-The connection is opened on first use: a client that never waits and never holds for long does without.
+The connection is opened on first use. A client that never waits and never holds a lock for long does not need it.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class SharedConnection:
         self.fallback = fallback  # runs steps while there is no connection
         self._scripts = target.scripts
         self._channels = channels or SoleChannel(router)
-        self._logged_polling = False  # since the last subscription
+        self._logged_polling = False  # whether polling was logged since the last subscription
         self._new_thread: Callable[[], ConnectionThread] = partial(
             ConnectionThread, target, router, now, Capabilities(), self._channels
         )
@@ -82,7 +82,7 @@ class SharedConnection:
         self._target.recheck()
         if self.is_up() or not self.fallback.has_idle():
             return self.collect(self.submit(ops, timeout), timeout)
-        # If no connection can be made (a server at maxclients), an idle one of the pool serves, without tracking.
+        # If no connection can be made (a server at maxclients), use an idle one of the pool, without tracking.
         until = time.monotonic() + timeout
         replies = self.collect(self.submit(ops, timeout / 2), timeout / 2)
         unsent = all(isinstance(reply, StepFailed) and not reply.sent for reply in replies)
@@ -97,11 +97,11 @@ class SharedConnection:
         return self._thread.is_up()
 
     def load(self) -> tuple[list[PipelinedConnection], int]:
-        """Its connections, and how many requests are not sent yet."""
+        """The connections, and the number of requests that are not sent yet."""
         return list(self._thread.connections.values()), len(self._thread.queue)
 
     def listen(self, timeout: float, keys: tuple[str, ...] = ()) -> bool:
-        """Subscribe to notifications; False if the server does not allow that. It has all keys."""
+        """Subscribe to notifications; False if the server does not allow that. One channel covers all keys."""
         request = self._thread.resubscription.request(timeout)
         if not request.ops:
             return True
@@ -117,11 +117,11 @@ class SharedConnection:
         return all(replies)
 
     def resubscribe(self) -> None:
-        """Subscribe to what is missing, in the background."""
+        """Subscribe to missing channels, in the background."""
         self._thread.resubscribe_soon()
 
     def submit(self, ops: Sequence[Op], timeout: float) -> Request:
-        """Send steps, whose replies ``collect`` waits for."""
+        """Send steps. Pass the result to ``collect``, which waits for the replies."""
         return self._submit(Request(ops, timeout, self._scripts))
 
     def _submit(self, request: Request) -> Request:
@@ -165,7 +165,7 @@ class SharedConnection:
 
 
 def engines(target: Target, router: NotificationRouter, now: Callable[[], float]) -> tuple[Engine, SharedConnection]:
-    """The pool and the shared connection for one server. Each helps out while the other has no connection."""
+    """The pool and the shared connection for one server. Each runs the other's steps while that has no connection."""
     engine = Engine(target)
     engine.fallback = shared = SharedConnection(target, router, now, engine)
     return engine, shared

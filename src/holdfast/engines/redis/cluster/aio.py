@@ -1,8 +1,8 @@
 """The engines for asyncio on a cluster: each node has the pipelined connection of a single server.
 
-``submit`` hands a step to the engine of its node, with the future for the reply. If the node answers with a
-redirection, the same future goes to the other node: the caller waits for one future, wherever the step ends up. The
-slot map is read by a task of its own, while steps go on with the map that there is. Before there is one, they wait.
+``submit`` passes a step to the engine of its node, with the future for the reply. If the node answers with a
+redirection, the same future goes to the other node. So the caller waits for one future, whichever node runs the step. A
+separate task reads the slot map. Meanwhile steps use the current map; if there is none yet, they wait for it.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ from holdfast.protocol.wait.notifications import NotificationRouter
 
 
 class _OfNode(Engine):
-    """What a node's engines tell their cluster: redirections, and that the node could not be used."""
+    """An engine of one node. It reports redirections, and failures of the node, to the engine of the cluster."""
 
     cluster: ClusterEngine
     node: Node
 
     def refuse(self, connection: PipelinedConnection, request: Request, answer: hiredis.ReplyError) -> None:
         op = request[0]
-        # A dedicated connection, and a subscription, are not for another node to continue.
+        # Another node cannot take over a request of a dedicated connection, or a subscription.
         if connection is self.shared and subscribed_to(op) is None:
             redirection = redirection_of(answer, self.node.address[0])
             if redirection is not None:
@@ -144,7 +144,7 @@ class ClusterEngine:
         self.loop: asyncio.AbstractEventLoop | None = None
         self._refreshing: asyncio.Task[StepFailed | None] | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._redirected: dict[Reply, int] = {}  # how often
+        self._redirected: dict[Reply, int] = {}  # how often each request was redirected
         self.topology: Topology[Node] = Topology(target, router, partial(Node, self))
 
     def submit(
@@ -152,7 +152,7 @@ class ClusterEngine:
     ) -> Reply:
         """A future for the reply to one step. It fails with StepFailed; cancelling it does not affect other steps.
 
-        ``standby``: over the connection of the keeper, if the node's shared one does not answer.
+        ``standby``: use the keeper's own connection if the node does not answer on the shared one.
         """
         topology = self.topology
         if topology.known and in_parts(op, topology.channel_in) is None:
@@ -166,7 +166,7 @@ class ClusterEngine:
             reply.set_exception(client_closed(self.address))
             return reply
         task = self.keep_task(self._run(op, reply, timeout, standby))
-        reply.add_done_callback(lambda _: task.cancel())  # its caller has left
+        reply.add_done_callback(lambda _: task.cancel())  # ends the task if the caller has left
         return reply
 
     async def _run(self, op: Op, reply: Reply, timeout: float, standby: bool) -> None:
@@ -181,8 +181,8 @@ class ClusterEngine:
                 reply.set_result(result)
 
     async def _run_first(self, op: Op, timeout: float, standby: bool) -> Any:
-        """The reply to the first step of a client, which assumes a map or reads it. That has time of its own, because
-        a short timeout is meant for one round trip."""
+        """The reply to the first step of a client, which uses an assumed map or reads the map. Reading has an extra
+        timeout, because a short timeout is meant for one round trip."""
         topology = self.topology
         if not topology.stale:
             try:
@@ -206,7 +206,7 @@ class ClusterEngine:
             try:
                 parts.answer(await self._run_one(parts.step, until, standby))
             except StepFailed as failed:
-                failed.sent = failed.sent or begun  # what the others did is unknown then
+                failed.sent = failed.sent or begun  # if an earlier part has run, the outcome is unknown
                 raise
             begun = True
         return parts.reply
@@ -219,10 +219,10 @@ class ClusterEngine:
         return await (node.standby if standby else node.engine).submit(op, max(0.0, until - monotonic()))
 
     def redirect(self, redirection: Redirection, request: Request) -> None:
-        """Send a request to another node, which was named."""
+        """Send a request to the node that a redirection names."""
         op, reply, deadline, *_ = request
         times = self._redirected.get(reply, 0)
-        if op is None or times >= MOST_REDIRECTIONS:  # None: it was sent with its source, as the script was unknown
+        if op is None or times >= MOST_REDIRECTIONS:  # None: it was sent with its source, after NOSCRIPT
             reply.set_exception(redirected(self.address))
             return
         if not times:
@@ -233,7 +233,7 @@ class ClusterEngine:
         left = max(0.0, deadline - monotonic())
         if redirection.asking:
             node.engine.submit(ASKING, left).add_done_callback(_ignore)
-            node.engine.submit(with_source(op), left, reply)  # the next request on the same connection
+            node.engine.submit(with_source(op), left, reply)  # directly after ASKING, on the same connection
         else:
             node.engine.submit(op, left, reply, first=True)
 
@@ -271,13 +271,13 @@ class ClusterEngine:
         self.refresh_soon()
 
     def refresh_soon(self) -> None:
-        """Read the slot map in the background, unless that is under way."""
+        """Read the slot map in the background, unless a task does so already."""
         self.topology.stale = True
         if self._refreshing is None and self.loop is not None and not self.closed and not self.loop.is_closed():
             self._refreshing = self.loop.create_task(self._refresh())
 
     async def _refresh(self) -> StepFailed | None:
-        """Read the slot map from any node. Returns why there is none."""
+        """Read the slot map from any node. Returns None, or why no node could be asked."""
         topology = self.topology
         try:
             if topology.known:

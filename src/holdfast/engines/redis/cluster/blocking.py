@@ -1,8 +1,9 @@
 """The engines for threads on a cluster: each node has the pool and the shared connection of a single server.
 
 ``ClusterEngine`` runs steps over the pools, ``ClusterConnections`` over the shared connections. Both follow
-redirections in the calling thread, which also reads the slot map when that is stale. Steps that are sent together are
-divided by node and sent to all nodes before the first reply is awaited, so one node that hangs delays no other.
+redirections in the calling thread. If the slot map is stale, that thread also reads it. Steps that are sent together
+are divided by node, and sent to all nodes before the first reply is awaited, so a node that hangs does not delay the
+others.
 """
 
 from __future__ import annotations
@@ -101,8 +102,8 @@ class ClusterEngine:
         return self._call_now(op, until)
 
     def _call_first(self, op: Op, timeout: float) -> Any:
-        """The reply to the first step of a client, which assumes a map or reads it. That has time of its own, because
-        a short timeout is meant for one round trip."""
+        """The reply to the first step of a client, which uses an assumed map or reads the map. Reading has an extra
+        timeout, because a short timeout is meant for one round trip."""
         topology = self.topology
         if not topology.stale:
             try:
@@ -135,7 +136,7 @@ class ClusterEngine:
             del failed  # its traceback refers to this frame
 
     def _follow(self, op: Op, node: Node, failed: StepFailed, until: float) -> Any:
-        """The reply to a step that has failed on this node, from the node to which it was redirected."""
+        """The reply to a step that this node has redirected, from the other node. Raises ``failed`` if it was not."""
         for _ in range(MOST_REDIRECTIONS):
             redirection = self._redirection(node, failed)
             left = until - monotonic()
@@ -162,7 +163,7 @@ class ClusterEngine:
         return redirection
 
     def _call_parts(self, parts: Any, until: float) -> Any:
-        """A step in parts. If one of them fails, what the others did is unknown, like the outcome of a lost step."""
+        """The reply to a step in parts. If one part fails after others have run, the outcome of the step is unknown."""
         begun = False
         while parts.step is not None:
             try:
@@ -196,7 +197,7 @@ class ClusterEngine:
         return outcomes
 
     def _call_once(self, ops: Sequence[Op], places: list[int], outcomes: list[Any], until: float) -> list[int]:
-        """Send these steps, each to its node, and set their outcomes. Returns which to send again, elsewhere."""
+        """Send these steps, each to its node, and set their outcomes. Returns the places of those to send again."""
         by_node: dict[Node, list[int]] = {}
         for place in places:
             node = self.topology.owners[slot_of(key_of(ops[place]))]
@@ -272,7 +273,7 @@ class ClusterEngine:
         if not topology.known:
             raise no_map(self.address, causes)
 
-    # Dedicated connections: one caller has it alone, for commands that need the same connection (WATCH).
+    # Dedicated connections: each belongs to one caller, for commands that need the same connection (WATCH).
 
     def open_connection(self, timeout: float) -> Dedicated:
         return Dedicated()
@@ -280,8 +281,8 @@ class ClusterEngine:
     def call_on(self, dedicated: Dedicated, commands: Sequence[Op], timeout: float) -> list[Any]:
         """The reply to each command, or its StepFailed. Raises StepFailed if the connection is lost.
 
-        If the key has moved to another node, so does a connection on which nothing has run. Any other counts as lost:
-        what it has watched is on that node, too.
+        If the key has moved to another node, a connection on which nothing has run is opened again on that node. Any
+        other connection counts as lost, because its WATCH state stays on the old node.
         """
         until = monotonic() + timeout
         for _ in range(MOST_REDIRECTIONS):
@@ -377,7 +378,7 @@ class ClusterConnections(ClusterEngine):
             node.shared.close()
 
     def forget(self) -> None:
-        """Nothing: the engine forgets both."""
+        """Do nothing: the ClusterEngine of the client forgets the shared connections too."""
 
 
 def cluster_engines(

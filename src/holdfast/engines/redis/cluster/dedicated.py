@@ -36,8 +36,8 @@ class ClusterDedicated:
     async def call_on(self, dedicated: Dedicated, commands: Sequence[Op], timeout: float) -> list[Any]:
         """The reply to each command, or its StepFailed. Raises StepFailed if the connection is lost.
 
-        If the key has moved to another node, so does a connection on which nothing has run. Any other counts as lost:
-        what it has watched is on that node, too.
+        If the key has moved to another node, a connection on which nothing has run is opened again on that node. Any
+        other connection counts as lost, because its WATCH state stays on the old node.
         """
         cluster, until = self._cluster, monotonic() + timeout
         for _ in range(MOST_REDIRECTIONS):
@@ -80,10 +80,10 @@ class ClusterDedicated:
             dedicated.node.dedicated.close(connection)
 
     def move_to(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Nothing: the engine of the cluster moves all nodes."""
+        """Do nothing: the engine of the cluster moves all nodes."""
 
     def forget(self) -> None:
-        """Nothing, likewise."""
+        """Do nothing: the engine of the cluster does this for all nodes."""
 
     async def close_all(self) -> None:
-        """Nothing, likewise."""
+        """Do nothing: the engine of the cluster closes all nodes."""

@@ -19,7 +19,7 @@ Address = tuple[str, int]
 
 GET_SLOTS: Final = Command(("CLUSTER", "SLOTS"))
 ASKING: Final = Command(("ASKING",))
-_NO_HOST: Final = ("", "?")  # the host of the node that says it
+_NO_HOST: Final = ("", "?")  # these mean the host of the node that sent the reply
 _CHANGED: Final = ("CLUSTERDOWN", "READONLY", "MASTERDOWN", "LOADING")
 _RANGE: Final = 3  # first slot, last slot, primary; replicas may follow
 
@@ -33,7 +33,7 @@ class Redirection(NamedTuple):
 
 
 def redirection_of(error: BaseException | None, host: str) -> Redirection | None:
-    """The redirection in an error reply, or in the cause of a StepFailed. ``host``: of the node that sent it."""
+    """The redirection in an error reply, or in the cause of a StepFailed. ``host``: that of the sender."""
     reply = error.__cause__ if isinstance(error, StepFailed) else error
     if not is_redirection(reply):
         return None
@@ -54,7 +54,7 @@ def is_outdated(failed: StepFailed) -> bool:
 
 
 def read_slots(reply: Any, host: str) -> list[tuple[int, int, Address]]:
-    """The reply to CLUSTER SLOTS: first slot, last slot, primary. ValueError if it is none. ``host``: of its sender."""
+    """First slot, last slot and primary of each range in a reply to CLUSTER SLOTS. ValueError if it is malformed."""
     ranges = []
     try:
         for one in reply:

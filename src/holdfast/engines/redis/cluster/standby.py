@@ -25,10 +25,10 @@ class ClusterStandby:
         return await outcomes_of([self.submit(op, timeout) for op in ops])
 
     def move_to(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Nothing: the engine of the cluster moves all nodes."""
+        """Do nothing: the engine of the cluster moves all nodes."""
 
     def forget(self) -> None:
-        """Nothing, likewise."""
+        """Do nothing: the engine of the cluster does this for all nodes."""
 
     async def close(self) -> None:
-        """Nothing, likewise."""
+        """Do nothing: the engine of the cluster closes all nodes."""

@@ -1,30 +1,30 @@
-"""Which node of a cluster serves which slot, and which channels are subscribed to where. Both faces share it.
+"""Which node of a cluster serves which slot, and where channels are subscribed to. Both faces share this module.
 
-The map of slots is a hint. Every node knows which slots are its own, and refuses a step for another slot before it
-runs. So a map that is wrong costs time, never safety. These interleavings decide how it is kept:
+The map of slots is a hint. Every node knows its own slots, and refuses a step for another slot before the step runs. So
+a wrong map costs time, but never safety. These interleavings decide how the map is kept:
 
-- MOVED: the step did not run, so it is sent again, to the node that was named. That slot is corrected in the map at
-  once; the whole map is read soon, because slots seldom move alone.
-- A map older than the MOVED: a node that has not heard of the change yet may answer CLUSTER SLOTS. Then the next step
-  for that slot is redirected once more. MOST_REDIRECTIONS bounds this, and two nodes that name each other: after that
-  the step fails, unsent, and the protocol tries again after a pause.
-- ASK: the slot is moving, and this key has moved. Only this step goes to the other node, behind ASKING on the same
-  connection, and with the source of its script, since that node may not know it. The map stays.
-- TRYAGAIN: the slot is moving, and of the step's keys some have moved. The step did not run; the protocol tries again.
-  As every lock has keys that do not exist, this is the answer to most steps until the slot has moved. A renewal has one
-  key, so a holder keeps its lease meanwhile.
+- MOVED: the step did not run, so it is sent again, to the node that the reply names. The map is corrected for that slot
+  at once; the whole map is read soon after, because slots rarely move alone.
+- A map older than the MOVED: CLUSTER SLOTS may be answered by a node that does not know of the change yet. Then the
+  next step for that slot is redirected once more. MOST_REDIRECTIONS limits this, and also two nodes that name each
+  other: after that the step fails, unsent, and the protocol tries again after a pause.
+- ASK: the slot is moving, and this key has moved. Only this step goes to the other node: after ASKING on the same
+  connection, and with the source of its script, because that node may not know the script. The map does not change.
+- TRYAGAIN: the slot is moving, and only some of the step's keys have moved. The step did not run; the protocol tries
+  again. Every lock has keys that do not exist, so most steps get this answer until the slot has moved. A renewal uses
+  one key only, so a holder keeps its lease meanwhile.
 - A lost reply, then MOVED: the step may have run on the old node, and its keys may have moved since, or were lost in a
   failover. The engine reports the lost reply; the protocol sends the step again with the same token, as it does on a
   single server, and every step is idempotent by its token.
-- An old primary that is cut off accepts writes until it notices (cluster-node-timeout). These are lost. This is the
-  limit of asynchronous replication, which docs/guarantees.md states; the fence protects what the lock guards.
+- An old primary that is cut off accepts writes until it notices (cluster-node-timeout). These writes are lost. This is
+  the limit of asynchronous replication that docs/guarantees.md states; the fence protects the guarded resource.
 - A node that is gone: connecting fails or times out. The map is read from another node, at most every REFRESH_EVERY.
 - A new client in a process that has used this cluster before *assumes* the map that was read last, until a node has
   answered it. If its first step fails instead, it reads the map, as the first client did.
 
-Channels. A slot's channel is subscribed to on the slot's node. If the slot moves, the server ends the subscription
-(``sunsubscribe``) and the next map moves the wish to the new node, which subscribes in the background; then all waiters
-look. A waiter that asks meanwhile keeps its place in the queue, without a channel.
+Channels. The client subscribes to a slot's channel on the slot's node. If the slot moves, the server ends the
+subscription (``sunsubscribe``). After the next map, the client subscribes on the new node, in the background; then all
+waiters look again. A waiter that asks meanwhile keeps its place in the queue, without a channel.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from holdfast.protocol.wait.notifications import NotificationRouter
 from holdfast.protocol.wait.waiting import NO_CHANNEL
 
 MOST_REDIRECTIONS: Final = 5
-REFRESH_EVERY: Final = 0.1  # seconds, at least
+REFRESH_EVERY: Final = 0.1  # least seconds between two reads of the map
 LONGEST_ASK: Final = 1.0  # seconds that one node has to answer CLUSTER SLOTS
 _KEEP_ABSENT: Final = 60.0  # seconds after which a node without slots is closed
 
@@ -56,7 +56,7 @@ class Node(Protocol):
     address: Address
     channels: ShardChannels
     failed_at: float  # when it last failed; 0: never
-    absent_since: float | None  # since when no map has it
+    absent_since: float | None  # since when it has been missing in the map; None if it is there
 
     def resubscribe(self) -> None: ...
     def trust(self) -> None: ...
@@ -67,7 +67,7 @@ N = TypeVar("N", bound=Node)
 
 
 class Topology(Generic[N]):
-    """The nodes of one cluster, by slot. Any thread may read; single operations change it."""
+    """The nodes of one cluster, by slot. Any thread may read it; each change is one atomic operation."""
 
     def __init__(
         self, target: Target, router: NotificationRouter, new_node: Callable[[Topology[N], Address], N]
@@ -77,9 +77,9 @@ class Topology(Generic[N]):
         self._new_node = new_node
         self.nodes: dict[Address, N] = {}
         self.owners: list[N | None] = [None] * SLOTS
-        self.known = False  # whether a node has sent us the map, or answered a step by an assumed one
-        self.stale = True  # whether the map should be read; if it is neither stale nor known, it is assumed
-        self.refresh_at = 0.0  # not before
+        self.known = False  # whether a node has sent us the map, or has answered a step that used an assumed map
+        self.stale = True  # whether to read the map; a map that is neither stale nor known is an assumed one
+        self.refresh_at = 0.0  # the map is not read before this time
         self._channels: dict[int, str] = {}  # by slot
         router.shards = self
         router.crowd.slot_of = slot_of
@@ -106,7 +106,7 @@ class Topology(Generic[N]):
         return self.known and not self.stale
 
     def is_due(self) -> bool:
-        """Whether to read the map now; if so, the next time is not before REFRESH_EVERY."""
+        """Whether to read the map now. If so, it is not due again for REFRESH_EVERY."""
         now = monotonic()
         if self.known and now < self.refresh_at:
             return False
@@ -114,11 +114,11 @@ class Topology(Generic[N]):
         return True
 
     def candidates(self) -> list[N]:
-        """Whom to ask for the map: the node that failed last comes last."""
+        """The nodes to ask for the map, in this order: the node that failed last comes last."""
         return sorted(self.nodes.values(), key=lambda node: node.failed_at)
 
     def install(self, ranges: Ranges) -> None:
-        """A new map has been read."""
+        """Use a map that was just read."""
         self.owners = self._owners_in(ranges)
         self.confirm()
         self.stale = False
@@ -135,7 +135,7 @@ class Topology(Generic[N]):
         return owners
 
     def confirm(self) -> None:
-        """A node has answered: the map is ours, and a node that cannot be reached now may be reached later."""
+        """Record that a node has answered: the map is valid. A node that cannot be reached now may be reached later."""
         self.known = True
         for node in list(self.nodes.values()):
             node.trust()
@@ -150,12 +150,12 @@ class Topology(Generic[N]):
         return node
 
     def note_failure(self, node: N) -> None:
-        """A node could not be used: read the map again, from another one."""
+        """Record that a node could not be used. The map is read again, from another node first."""
         node.failed_at = monotonic()
         self.stale = True
 
     def note_moved(self) -> None:
-        """A slot has moved: let its waiters ask, which reads the map again."""
+        """Record that a slot has moved. Its waiters ask again, which also reads the map."""
         self.stale = True
         self.router.look_again()
 
@@ -173,7 +173,7 @@ class Topology(Generic[N]):
     # Channels.
 
     def channel_of(self, keys: tuple[str, ...]) -> str:
-        """The channel of the first key, if those of all keys are subscribed to; else ""."""
+        """The channel of the first key, if the channels of all keys are subscribed to; else ""."""
         for key in keys[1:]:
             if self.channel_in(slot_of(key)) == NO_CHANNEL:
                 return ""
@@ -187,13 +187,13 @@ class Topology(Generic[N]):
         return owner.channels.armed.get(slot, NO_CHANNEL) if owner is not None else NO_CHANNEL
 
     def want(self, keys: tuple[str, ...]) -> list[N]:
-        """Wish for the channels of these keys; the nodes that must subscribe to one."""
+        """Ask for the channels of these keys. Returns the nodes that still have to subscribe."""
         nodes: dict[int, N] = {}
         for key in keys:
             slot = slot_of(key)
             owner = self.owners[slot]
             if owner is not None and slot not in owner.channels.armed:
-                # Any tag of this slot will do, as long as this client always uses the same one.
+                # Any hash tag of this slot is suitable, as long as this client always uses the same one.
                 owner.channels.want(slot, self._channels.setdefault(slot, self._named(key)))
                 nodes[id(owner)] = owner
         return list(nodes.values())
@@ -201,7 +201,7 @@ class Topology(Generic[N]):
     def _named(self, key: str) -> str:
         """The name of a channel in the slot of this key."""
         prefix = self.router.channel
-        if "{" in prefix:  # of the namespace: a whole hash tag there decides on the slot of all keys
+        if "{" in prefix:  # from the namespace: a complete hash tag there determines the slot of all keys
             if slot_of(prefix) == slot_of(key):
                 return prefix
             prefix = prefix[: prefix.index("{")] + prefix[prefix.rindex("holdfast:") :]
@@ -211,7 +211,7 @@ class Topology(Generic[N]):
         return set(map(slot_of, self.router.keys_waited_for()))
 
     def _move_channels(self) -> None:
-        """Subscribe to the channels of slots that have moved, on their new nodes."""
+        """For slots that have moved, subscribe to their channels on the new nodes."""
         moved = [
             (node, slot, channel)
             for node in list(self.nodes.values())
