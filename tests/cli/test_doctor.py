@@ -51,7 +51,7 @@ def test_nothing_threatens_locks_on_a_good_server(server: Server, capsys: pytest
         code, out, err = call(capsys, "doctor", server.url)
         assert code == 0
         assert "✓ eviction" in out
-        assert "nothing threatens locks" in err
+        assert "nothing there breaks locks" in err
 
 
 def test_a_server_that_evicts_keys_is_a_danger(

@@ -17,11 +17,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import redis
 
 import holdfast
 from holdfast.cli import main
 from holdfast.cli.operate.tables import duration
 from holdfast.cli.operate.top import Screen
+from holdfast.cli.operate.watching import changes
 from holdfast.holder import Holder, LockInfo, Waiter
 from tests.cli.shell import CLI, PATIENCE_S, environment, eventually
 from tests.servers import Server, free_port
@@ -179,6 +181,7 @@ def test_break_as_json_prints_what_was_broken(client: holdfast.Client, capsys: p
         (["break", "free", "--reason", "why", "--yes"], 1, "nothing to break"),
         (["break", "job", "--reason", "why"], 64, "--yes"),
         (["break", "job", "--yes"], 64, "--reason"),
+        (["break", "job", "--reason", "why" * 200, "--yes"], 64, "600 characters"),
         (["break", "job", "--reason", "why", "--yes", "--fence", "7"], 1, "not held with fence 7"),
         (["break", "job", "--reason", "why", "--yes", "--id", "beef"], 1, "not held with id beef"),
         (["break", "pool", "--reason", "why", "--yes"], 64, "2 holders"),
@@ -245,12 +248,42 @@ def test_watch_tells_events_as_they_happen(server: Server, client: holdfast.Clie
                 event = next_event()
                 seen[event["event"]] = event
             assert seen["broken"]["reason"] == "the job hangs"
-            assert "released" in seen
+            assert "released" not in seen, "a broken hold was not released"
     finally:
         process.kill()
         process.wait()
         if process.stdout is not None:
             process.stdout.close()
+
+
+def test_watch_says_an_outage_once_and_ends_with_69(capsys: pytest.CaptureFixture[str]) -> None:
+    url = f"redis://127.0.0.1:{free_port()}"
+    code, out, _ = call(capsys, "watch", "job", "--url", url, "--json", "--interval", "20ms", "--for", "0.5")
+    assert code == 69
+    assert [json.loads(line)["event"] for line in out.splitlines()] == ["unavailable"]
+
+
+@pytest.mark.parametrize(("elapsed", "how"), [(0.5, "released"), (31.0, "expired")])
+def test_watch_tells_a_release_from_a_lease_that_ran_out(elapsed: float, how: str) -> None:
+    before = LockInfo("job", "lock", (Holder("nightly", "web1", 1, fence=5, remaining=30.0, id="a"),))
+    assert [kind for kind, _, _ in changes(before, None, elapsed)] == [how]
+
+
+def test_who_of_a_key_that_is_no_lock_does_not_call_it_free(
+    client: holdfast.Client, admin: redis.Redis, capsys: pytest.CaptureFixture[str]
+) -> None:
+    admin.hset("it's", "field", "value")
+    code, _, err = call(capsys, "who", "it's")
+    assert code == 0
+    assert "another program has a key of this name" in err
+
+
+def test_hints_can_be_pasted_into_a_shell(client: holdfast.Client, capsys: pytest.CaptureFixture[str]) -> None:
+    lease = client.lock("a job").acquire()
+    code, _, err = call(capsys, "break", "a job", "--reason", "stuck", "--yes")
+    assert (code, "holdfast history 'a job'" in err) == (0, True)
+    with pytest.raises(holdfast.LeaseLost):
+        lease.release()
 
 
 class Terminal:

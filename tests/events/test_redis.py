@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import threading
+import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -213,6 +215,26 @@ def test_ctrl_c_in_a_hook_leaves_no_key(connect: Any, url: str, admin: redis.Red
     with holdfast.connect(url, on_event=struck) as client, pytest.raises(KeyboardInterrupt):
         client.lock("x").acquire()
     assert not admin.exists("x")
+
+
+def test_a_hook_that_hangs_does_not_delay_renewals(url: str, admin: redis.Redis) -> None:
+    entered, over, told = threading.Event(), threading.Event(), []
+
+    def hang(event: Event) -> None:
+        if isinstance(event, Renewed):
+            entered.set()
+            over.wait()
+
+    with holdfast.connect(url, on_event=hang, on_lost=lambda lease: told.append(lease.name)) as client:
+        lease = client.lock("x", ttl=1).acquire()
+        assert entered.wait(10)
+        time.sleep(2.5)
+        assert lease.held, "the keeper went on"
+        admin.delete("x")
+        eventually(lambda: told == ["x"], what="on_lost does not wait for the hook either")
+        over.set()
+        with pytest.raises(holdfast.LeaseLost):
+            lease.release()
 
 
 def test_a_hook_that_uses_a_lock_hears_nothing_of_that(url: str) -> None:

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import _thread
 import logging
-import queue
-import sys
 import threading
 import time
 from functools import partial
@@ -18,6 +16,7 @@ from secrets import token_hex
 from typing import Any, TypeAlias, TypeVar
 
 from holdfast.drivers import clock, forks
+from holdfast.drivers.background import Background, is_exiting
 from holdfast.drivers.observing import Observers
 from holdfast.drivers.traces import cut_short
 from holdfast.engines import greenlets
@@ -27,6 +26,7 @@ from holdfast.engines.redis.blocking.shared_connection import SharedConnection, 
 from holdfast.engines.redis.cluster.blocking import ClusterEngine, cluster_engines
 from holdfast.engines.redis.target import Target
 from holdfast.errors import HoldfastError
+from holdfast.events import Event
 from holdfast.protocol import effects as fx
 from holdfast.protocol.closing import give_back, lose_all
 from holdfast.protocol.hold import Hold
@@ -45,6 +45,7 @@ _MOST_ASKING = 32
 _SPREAD = 0.3  # seconds over which waiting threads give up one after the other, as tasks of an event loop do anyway
 _LOG_EVERY = 60.0  # seconds
 _MOST_NAMED = 5  # locks in one log line
+_MOST_EVENTS = 10_000  # that wait for slow hooks
 
 
 class Owner:
@@ -113,11 +114,11 @@ class Driver:
         self.generation = 0  # counts forks
         self._namespace = namespace
         self._keeper: threading.Thread | None = None
-        self._on_lost_thread: threading.Thread | None = None
-        self._lost: queue.SimpleQueue[Hold | None] = queue.SimpleQueue()  # holds whose on_lost is to be called
+        self._on_lost = Background("holdfast-on-lost")
+        self._hooks = Background("holdfast-events", _MOST_EVENTS)
         self._starting = threading.Lock()
         self._marks: list[greenlets.Mark] = []
-        self._log_at = 0.0  # when to log again that leases are not renewed
+        self._log_at = 0.0  # when to log again that leases are not renewed, or hooks are too slow
         self._here = threading.local()  # made here, because gevent may replace it after our import
         self._name_channel()
         forks.watch(self)
@@ -217,7 +218,7 @@ class Driver:
         if isinstance(effect, fx.Warn):
             return log.warning("%s", effect.message)
         if isinstance(effect, fx.Report):
-            return self.observers.report(effect.event)
+            return self._report(effect.event)
         assert isinstance(effect, fx.ReportLoss)
         return self._tell(effect.hold)
 
@@ -239,7 +240,7 @@ class Driver:
                     self._keeper = keeper
                     self.shared.start()  # the keeper needs it soon; started here, so that both fail or start together
         except RuntimeError as error:
-            if not _is_exiting(error):  # else the lease ends by its ttl
+            if not is_exiting(error):  # else the lease ends by its ttl
                 self._log_not_renewed(error)
 
     def _log_not_renewed(self, error: RuntimeError) -> None:
@@ -265,22 +266,36 @@ class Driver:
                 log.exception("renewal loop for %s failed; restarting", self.engine.address)
                 time.sleep(1.0)
 
+    def _report(self, event: Event) -> None:
+        """Log an event, and call the hooks: for what the keeper reports in another thread, so that renewals go on."""
+        if threading.current_thread() is not self._keeper or not self.observers.hooks:
+            return self.observers.report(event)
+        self.observers.log(event)
+        try:
+            if not self._hooks.run(partial(self.observers.call_hooks, event)) and clock.now() >= self._log_at:
+                self._log_at = clock.now() + _LOG_EVERY
+                log.warning(
+                    "on_event is too slow: %s events wait for it, so %s of %r and perhaps more are not reported to it",
+                    f"{_MOST_EVENTS:,}",
+                    type(event).__name__,
+                    event.name,
+                )
+        except RuntimeError as error:
+            if not is_exiting(error):
+                self.observers.call_hooks(event)
+
     def _tell(self, hold: Hold) -> None:
         """Call on_lost in a thread of its own, so that it cannot delay the renewal of other leases."""
         self._notify(hold)
-        self.observers.report(lost_event(hold, clock.now()))
+        self._report(lost_event(hold, clock.now()))
 
     def _notify(self, hold: Hold) -> None:
         if hold.notify is None:
             return
         try:
-            with self._starting:
-                if self._on_lost_thread is None:
-                    thread = threading.Thread(target=self._call_on_lost_of_all, name="holdfast-on-lost", daemon=True)
-                    thread.start()
-                    self._on_lost_thread = thread
+            self._on_lost.run(partial(_call_on_lost, hold))
         except RuntimeError as error:
-            if not _is_exiting(error):  # else on_lost cannot run at all
+            if not is_exiting(error):  # else on_lost cannot run at all
                 log.error(
                     "on_lost of the lock %r runs in the thread that found the loss, because no thread can be started: "
                     "%s. It may delay renewals",
@@ -288,24 +303,18 @@ class Driver:
                     error,
                 )
                 _call_on_lost(hold)
-            return
-        self._lost.put(hold)
-
-    def _call_on_lost_of_all(self) -> None:
-        self._marks += greenlets.mark()
-        while (hold := self._lost.get()) is not None:
-            _call_on_lost(hold)
-            del hold  # it may be the last reference to its lease
 
     def close(self, timeout: float) -> None:
         """Mark all leases lost and call on_lost, release them on the server, then end connections and threads."""
         until = clock.now() + timeout
         try:
             lost = self.run(lose_all(self.registry))
-            self._lost.put(None)  # ends the on-lost thread, after its last call
-            for thread in (self._on_lost_thread, self._keeper):
-                if thread is not None and thread is not threading.current_thread():
-                    thread.join(max(0.0, until - clock.now()))
+            self._on_lost.close()
+            self._on_lost.join(max(0.0, until - clock.now()))
+            if self._keeper is not None and self._keeper is not threading.current_thread():
+                self._keeper.join(max(0.0, until - clock.now()))
+            self._hooks.close()
+            self._hooks.join(max(0.0, until - clock.now()))
             self.run(give_back(lost, self.registry, self.cohorts, until))
         finally:
             for hold in list(self.registry.holds.values()):
@@ -341,14 +350,10 @@ class Driver:
         self.router.forget()
         self.cohorts.forget()
         self._name_channel()
-        self._keeper = self._on_lost_thread = None
-        self._lost = queue.SimpleQueue()
+        self._keeper = None
+        self._on_lost.forget()
+        self._hooks.forget()
         self._starting = threading.Lock()
-
-
-def _is_exiting(error: RuntimeError) -> bool:
-    """Whether a thread could not be started because the interpreter is exiting, not because there are too many."""
-    return sys.is_finalizing() or "shutdown" in str(error)
 
 
 def _call_on_lost(hold: Hold) -> None:

@@ -39,23 +39,29 @@ class Observers:
     """Reports events. It is called by any thread."""
 
     def __init__(self, hooks: Sequence[Hook] = ()) -> None:
-        self._hooks = tuple(hooks)
+        self.hooks = tuple(hooks)
         self._here = threading.local()  # made here, because gevent may replace it after our import
         self._warned: dict[type[Event], tuple[float, int]] = {}  # when, and how many of that kind were left out since
 
     def listen(self) -> bool:
         """Whether to make events of the ordinary course of things."""
-        return bool(self._hooks) or log.isEnabledFor(logging.DEBUG)
+        return bool(self.hooks) or log.isEnabledFor(logging.DEBUG)
 
     def report(self, event: Event) -> None:
+        self.log(event)
+        self.call_hooks(event)
+
+    def log(self, event: Event) -> None:
         level = level_of(event)
         if log.isEnabledFor(level) and (level != logging.WARNING or self._may_warn(event)):
             log.log(level, "%s%s", describe(event), self._left_out(event), extra=_extra(event))
-        if not self._hooks or getattr(self._here, "in_hook", False):
+
+    def call_hooks(self, event: Event) -> None:
+        if not self.hooks or getattr(self._here, "in_hook", False):
             return  # a hook that uses a lock does not hear of that, or it would never end
         self._here.in_hook = True
         try:
-            for hook in self._hooks:
+            for hook in self.hooks:
                 try:
                     hook(event)
                 except Exception:

@@ -83,7 +83,7 @@ def examine(client: Client, output: Output, prefix: str) -> int:
         output.json({"healthy": not problems, "findings": [asdict(finding) for finding in findings]})
     else:
         _print(output.console(), findings)
-        output.say(_verdict(problems))
+        output.say(_verdict(problems, any(finding.level == NOTE for finding in findings)))
     return PROBLEMS if problems else 0
 
 
@@ -139,7 +139,7 @@ def _print(console: Console, findings: Iterable[Finding]) -> None:
     console.print(shown)
 
 
-def _verdict(problems: list[Finding]) -> str:
+def _verdict(problems: list[Finding], noted: bool) -> str:
     if not problems:
-        return "nothing threatens locks there"
+        return "nothing there breaks locks" + ("; the notes (i) say what they do not survive" if noted else "")
     return "1 problem threatens locks there" if len(problems) == 1 else f"{len(problems)} problems threaten locks there"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import shlex
 import sys
 from typing import Final
 
@@ -62,7 +63,7 @@ def break_(
     if output.as_json:
         output.json(broken.as_json())
     else:
-        output.say(f"lock {name!r} was taken from {named(broken.holder)}; see holdfast history {name}")
+        output.say(f"lock {name!r} was taken from {named(broken.holder)}; see holdfast history {shlex.quote(name)}")
     return 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -81,14 +82,16 @@ def who(client: Client, output: Output, *, name: str, limit: int) -> int:
     ended or is cut off, and the lock is free when the lease ends. If the lease is renewed, the process is alive.
     """
     info = client.inspect(name, limit=limit)
+    is_foreign = info is None and client.lock(name).locked() and (info := client.inspect(name, limit=limit)) is None
     if output.as_json:
         output.json(None if info is None else info.as_json())
     if info is None:
-        output.say(f"lock {name!r} is free, and no process waits for it")
+        why = "is no lock: another program has a key of this name there" if is_foreign else "is free"
+        output.say(f"lock {name!r} {why}, and no process waits for it")
         return 0
     if not output.as_json:
         console = output.console()
         console.print(details(info, console.width))
         if info.holders and sys.stdout.isatty():
-            output.say(f"to free it: holdfast break {name}")
+            output.say(f"to free it: holdfast break {shlex.quote(name)}")
     return 0

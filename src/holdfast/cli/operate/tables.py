@@ -116,8 +116,8 @@ def table(rows: Sequence[Any], columns: Sequence[Column], width: int, *, chosen:
 LOCK_COLUMNS: Final = (  # of a list of locks, the most important first
     Column("NAME", lambda info: printable(info.name), folds=True, style="bold"),
     Column("HELD BY", held_by, folds=True),
-    Column("FOR", lambda info: duration(held_for(info)), right=True, style="cyan"),
     Column("WAITING", waiting, right=True, style="yellow"),
+    Column("FOR", lambda info: duration(held_for(info)), right=True, style="cyan"),
     Column("KIND", lambda info: info.kind),
     Column("LEASE", lambda info: duration(info.holders[0].remaining) if info.holders else "", right=True),
     Column("FENCE", lambda info: str(info.holders[0].fence or "") if info.holders else "", right=True, style="dim"),

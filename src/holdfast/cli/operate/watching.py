@@ -7,7 +7,7 @@ not seen. A break is seen in the history.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -15,6 +15,7 @@ import click
 from rich.text import Text
 
 from holdfast.blocking import Client
+from holdfast.cli import UNAVAILABLE
 from holdfast.cli import duration as duration_option
 from holdfast.cli.operate.common import Output, operator_command
 from holdfast.cli.operate.tables import clock_time, duration, named
@@ -23,7 +24,7 @@ from holdfast.holder import Broken, Holder, LockInfo, Waiter
 
 Event = tuple[str, dict[str, Any], str]  # its kind, its facts, and a sentence
 
-_STYLES = {"held": "green", "released": "", "waiting": "yellow", "left": "", "broken": "bold red", "unavailable": "red"}
+_STYLES = {"held": "green", "expired": "red", "waiting": "yellow", "broken": "bold red", "unavailable": "red"}
 
 
 @operator_command(short_help="Show what happens to a lock, as it happens.")
@@ -39,17 +40,21 @@ def watch(client: Client, output: Output, *, name: str, interval: float, lasts: 
     console = output.console()
     before: LockInfo | None = None
     known: set[tuple[float, int | None]] | None = None  # breaks, by their times and fences
+    outage, looked_at = False, time.monotonic()
     while True:
+        events: list[Event] = []
         try:
             info, entries = client.inspect(name), client.history(name)
-            events = list(changes(before, info))
-            if known is not None:
-                events += [_broken(entry) for entry in reversed(entries) if (entry.at, entry.fence) not in known]
-            elif info is None:
+            breaks = [entry for entry in entries if known is not None and (entry.at, entry.fence) not in known]
+            events += changes(before, info, time.monotonic() - looked_at, breaks)
+            if known is None and info is None:
                 events.append(("free", {}, "it is free"))
-            before, known = info, {(entry.at, entry.fence) for entry in entries}
+            before, known, outage = info, {(entry.at, entry.fence) for entry in entries}, False
+            looked_at = time.monotonic()
         except Unavailable as error:
-            events = [("unavailable", {"message": str(error)}, str(error))]
+            if not outage:  # it is said once, not at each look
+                events = [("unavailable", {"message": str(error)}, str(error))]
+            outage = True
         for kind, facts, sentence in events:
             if output.as_json:
                 output.json({"time": time.time(), "event": kind, "name": name, **facts}, indent=None)
@@ -57,19 +62,24 @@ def watch(client: Client, output: Output, *, name: str, interval: float, lasts: 
                 line = Text.assemble((clock_time(time.time())[11:], "dim"), "  ", (f"{kind:8}", _STYLES.get(kind, "")))
                 console.print(line.append(f"  {sentence}"))
         if until is not None and time.monotonic() >= until:
-            return 0
+            return UNAVAILABLE if outage else 0
         time.sleep(interval if until is None else max(0.0, min(interval, until - time.monotonic())))
 
 
-def changes(before: LockInfo | None, now: LockInfo | None) -> Iterator[Event]:
-    """What happened between two looks."""
+def changes(
+    before: LockInfo | None, now: LockInfo | None, elapsed: float = 0.0, breaks: Sequence[Broken] = ()
+) -> Iterator[Event]:
+    """What happened between two looks, ``elapsed`` seconds apart. ``breaks``: those of that time, the latest first."""
     old = {} if before is None else {(holder.id, holder.fence): holder for holder in before.holders}
     new = {} if now is None else {(holder.id, holder.fence): holder for holder in now.holders}
     waited = [] if before is None else list(map(_identity, before.waiters))
     waits = [] if now is None else list(map(_identity, now.waiters))
+    broken = {entry.holder.fence for entry in breaks if entry.holder.fence is not None}
+    yield from map(_broken, reversed(breaks))
     for key, holder in old.items():
-        if key not in new:
-            yield "released", {"holder": asdict(holder)}, f"{named(holder)} has it no longer"
+        if key not in new and holder.fence not in broken:
+            expired = holder.remaining is not None and holder.remaining <= elapsed
+            yield "expired" if expired else "released", {"holder": asdict(holder)}, f"{named(holder)} has it no longer"
     for key, holder in new.items():
         if key not in old:
             yield "held", {"holder": asdict(holder)}, f"by {named(holder)}{_fence(holder)}"

@@ -8,18 +8,18 @@ one was given, and changes nothing if they differ. After it
 - no late request of the broken holder brings the hold back: its token has a tombstone;
 - the lock goes to the next waiter, as after a release;
 - the holder is told: the server reports the write to the tracked key, and a renewal, an extension or a release finds
-  that the key is not its own. The tombstone says who broke it, and why;
+  that the key is not its own. The tombstone names the operator and the reason;
 - the history has an entry.
 
-Mutual exclusion is knowingly given up for a holder that does not notice: one that is stopped or cut off still runs its
-guarded work when it comes back, until it looks at its lease. The operator decides that this is the smaller evil. Its
-lease is over by its own clock at the end of its ttl in any case.
+A break gives up mutual exclusion if the holder does not notice it: a process that was stopped or cut off continues its
+guarded work when it runs again, until it checks its lease. The operator decides to accept that. In any case the lease
+ends, by the holder's own clock, at the end of its ttl.
 
 Atomic: the look, and the break step. Between the two the hold may end: then the step finds another token, and nothing
 is broken. The step is idempotent by token: sent again after a lost reply, it finds its own tombstone.
 
-Why not DEL? It frees whichever hold is there by then, tells no waiter, leaves no trace, and a late request of the
-holder brings the key back.
+Why not DEL? It also frees a later hold, notifies no waiter and leaves no record, and a late request of the holder
+brings the key back.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from holdfast.protocol.kinds.pool import pool_keys
 from holdfast.protocol.replies import DONE, TAKEN
 
 _KEPT: Final = "is kept for a waiter and held by no client: it goes to that waiter, or is free again within 2 s"
-_MOST: Final = 100_000  # holders among which the one to break is looked for
+_MOST: Final = 100_000  # holders that are searched for the one to break
 
 
 class Break(NamedTuple):
@@ -53,7 +53,7 @@ class Break(NamedTuple):
     label: str  # of the operator
 
     def fits(self, holder: Holder, fences: int = 1) -> bool:
-        """``fences``: how many it may have, as a lock that is passed on within a process has."""
+        """Whether to break this holder. ``fences``: how many fences its grant may include, for local passes."""
         if self.holder_id is not None and holder.id != self.holder_id:
             return False
         return self.fence is None or (holder.fence is not None and 0 <= self.fence - holder.fence < fences)
@@ -70,7 +70,10 @@ def check_break(name: str, fence: Any, holder_id: Any, reason: Any, label: str) 
         raise InvalidConfig(f"holder_id={holder_id!r:.60}", f"give the id of the holder; {see}")
     if not isinstance(reason, str) or not reason.strip():
         raise InvalidConfig(what, "give a reason: the holder and the history get it")
-    return Break(fence, holder_id, " ".join(reason.split())[:MOST_REASON], label)
+    reason = " ".join(reason.split())
+    if len(reason) > MOST_REASON:
+        raise InvalidConfig(f"reason={reason!r:.60}", f"it has {len(reason):,} characters: give at most {MOST_REASON}")
+    return Break(fence, holder_id, reason, label)
 
 
 def break_lock(driver: Any, keys: Keys, options: LockOptions, wanted: Break) -> Effects[Broken]:
@@ -89,7 +92,7 @@ def break_lock(driver: Any, keys: Keys, options: LockOptions, wanted: Break) -> 
     if code != DONE:
         raise NotHeld(keys.name, _KEPT if code == TAKEN else _not_found([], wanted))
     for key in (keys.main, step.keys[0]):
-        driver.registry.check_key(key)  # a holder in this client: our own write is not reported to it
+        driver.registry.check_key(key)  # the holder may be in this client, to which its own writes are not reported
     yield from report(
         events.Broken(name=keys.name, kind=seen.kind, fence=holder.fence, reason=wanted.reason, holder=holder)
     )

@@ -1,0 +1,69 @@
+"""Threads that call functions of the user, so that those cannot delay the renewal of leases.
+
+A blocking client has two: one calls ``on_lost``, the other the hooks of ``on_event`` for what the keeper reports. They
+are two, because a hook that hangs must not keep a holder from learning that it has lost its lease.
+"""
+
+from __future__ import annotations
+
+import queue
+import sys
+import threading
+from collections.abc import Callable
+
+from holdfast.engines import greenlets
+
+Task = Callable[[], object]
+
+
+class Background:
+    """Runs functions one after the other in a daemon thread, which starts with the first function."""
+
+    def __init__(self, name: str, most: int = 0) -> None:
+        """``most``: how many functions may wait for their turn; 0: any number."""
+        self._name = name
+        self._most = most
+        self._marks: list[greenlets.Mark] = []
+        self._thread: threading.Thread | None = None
+        self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
+        self._starting = threading.Lock()
+
+    def run(self, task: Task) -> bool:
+        """Run it soon. It must not raise. False if too many wait. RuntimeError if no thread can be started."""
+        if self._most and self._tasks.qsize() >= self._most:
+            return False
+        with self._starting:
+            if self._thread is None:
+                thread = threading.Thread(target=self._run_all, name=self._name, daemon=True)
+                thread.start()
+                self._thread = thread
+        self._tasks.put(task)
+        return True
+
+    def _run_all(self) -> None:
+        self._marks += greenlets.mark()
+        while (task := self._tasks.get()) is not None:
+            task()
+            del task  # it may have the last reference to a lease
+
+    def close(self) -> None:
+        """Let the thread end after its last function."""
+        self._tasks.put(None)
+
+    def join(self, timeout: float) -> None:
+        """Wait until the thread has ended, unless the caller is that thread."""
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(timeout)
+
+    def forget(self) -> None:
+        """In a forked child, where the thread does not exist: begin again."""
+        while self._marks:
+            self._marks.pop().end()
+        self._thread = None
+        self._tasks = queue.SimpleQueue()
+        self._starting = threading.Lock()
+
+
+def is_exiting(error: RuntimeError) -> bool:
+    """Whether a thread could not be started because the interpreter is exiting, not because there are too many."""
+    return sys.is_finalizing() or "shutdown" in str(error)
