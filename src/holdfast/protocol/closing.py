@@ -7,8 +7,8 @@ key that could not be given back ends by its ttl.
 Atomic: the abandon step of each hold, in batches, as the keeper sends it. It also leaves a tombstone where a request of
 unknown outcome may still arrive. Clocks: none but the driver's, for that bound.
 
-Why not at interpreter exit, too? Daemon threads are frozen by then and on_lost can run nowhere; a program that just
-ends is to its locks like one that was killed.
+Why not at interpreter exit, too? Daemon threads are frozen by then, so on_lost could not run. If a program ends without
+close(), its locks end by their ttl, as if it had been killed.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ def lose_all(registry: LeaseRegistry) -> Effects[list[Hold]]:
 
 
 def give_back(lost: list[Hold], registry: LeaseRegistry, cohorts: Cohorts, until: float) -> Effects[None]:
-    """Give these back on the server, by that time at the latest. A batch is sent again if its connection was dead.
+    """Release these holds on the server, by that time at the latest. A batch is sent again if its connection was dead.
 
-    So is what was granted since, and what other threads or tasks are just asking for or releasing. Each of these has
-    seen that the registry is closed, or has a token here by which it is abandoned, with a tombstone against a request
-    that is still under way.
+    Release as well what was granted since, and what other threads or tasks are acquiring or releasing now. Each of
+    these attempts either has seen that the registry is closed, or has its token among the active holds. An attempt
+    with a token is abandoned, with a tombstone against a request that is still under way.
     """
     asking = [hold for hold in list(cohorts.active_holds.values()) if hold.token and hold not in lost]
     held = [*lost, *list(registry.holds.values())]
     holds = [*dict.fromkeys([*held, *asking])]
-    if not held:  # an attempt is no reason to wait for a silent server
+    if not held:  # there are only attempts to abandon: do not wait long for a silent server
         until = min(until, (yield from clock()) + LONGEST_CALL)
     for start in range(0, len(holds), BATCH):
         left = holds[start : start + BATCH]

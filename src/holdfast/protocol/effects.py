@@ -50,7 +50,7 @@ class Step(NamedTuple):
     watch: bool = False
 
     def __repr__(self) -> str:
-        return f"<step {self.script} on {self.keys[0]!r}>"  # the rest holds the token, and tracebacks may show locals
+        return f"<step {self.script} on {self.keys[0]!r}>"  # without the token: tracebacks may show locals
 
 
 class Command(NamedTuple):
@@ -291,12 +291,13 @@ def parsed(step: Step | Command, reply: Any) -> Any:
             {"the server": f"it sent an unexpected reply to {name!r}"},
             "Check that a Redis or Valkey server is there, and that no proxy changes what it answers",
         )
-        # The outcome of the step is unknown. Another try may get a connection that works, but not forever.
+        # The outcome of the step is unknown. Another try may get a connection that works, so retry, but only for the
+        # client's timeout (ever_answered=False).
         raise StepFailed(error, sent=True, retry=True, ever_answered=False) from None
 
 
 def call(step: Step | Command, timeout: float, *, shielded: bool = False) -> Effects[Any]:
-    """The reply to that step, parsed; StepFailed if there is none, or if it does not have the shape of one."""
+    """The reply to that step, parsed; StepFailed if there is no reply, or a malformed one."""
     return parsed(step, (yield Call(step, timeout, shielded)))
 
 
@@ -383,7 +384,7 @@ def report(event: Event) -> Effects[None]:
 
 
 def ask_server(command: Command) -> Generator[Command, Any, Any]:
-    """The reply to one command of a step that is several commands: see memcached.py. Its engine sends it."""
+    """The reply to one command of a step that consists of several: see memcached.py. The engine sends the command."""
     reply: Any = yield command
     return reply
 

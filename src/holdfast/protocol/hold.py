@@ -38,7 +38,7 @@ HELD: Final = "held"
 LOST: Final = "lost"
 ENDED: Final = "ended"
 
-CHECK_AFTER: Final = 0.1  # a hold that lasts longer than this is watched; shorter ones cost nothing
+CHECK_AFTER: Final = 0.1  # seconds; a hold that lasts longer is watched, a shorter one costs no extra request
 
 _NEVER: Final = float("inf")
 _HANDED_OVER: Final = "was handed over, and this lease has ended. The process that adopts the ticket continues with it"
@@ -111,7 +111,7 @@ class Hold:
         return ""
 
     def fences(self, fence: Any) -> dict[str, Any]:
-        """By name. They are equal, unless the names live on different servers."""
+        """Its fence for each name. They are equal, unless the names are on different servers."""
         return dict.fromkeys(self.names, fence)
 
     @property
@@ -128,7 +128,7 @@ class Hold:
         return _NEVER
 
     def name_of(self, main: str) -> str:
-        """The name whose key that is."""
+        """The name with that main key; empty if there is none."""
         return dict(zip(self.main_keys, self.names, strict=True)).get(main, "")
 
     # Waiting.
@@ -147,7 +147,7 @@ class Hold:
     def activate(self) -> None:
         """Its caller has noticed that it was promoted."""
         if self.phase is TRYING:
-            self.waiter.decided = IS_ACTIVE  # and the hold that promoted it can be freed
+            self.waiter.decided = IS_ACTIVE  # this also drops the reference to the hold that promoted it
         else:
             self.waiter = NOT_WAITING
 
@@ -306,7 +306,7 @@ class Hold:
 
     def loss_watchers(self) -> list[Wakeup]:
         """The wake-ups of callers that wait for its loss, to add one or to take it away."""
-        watchers: list[Wakeup] = self.__dict__.setdefault("loss_wakeups", [])  # in one step: two may be the first
+        watchers: list[Wakeup] = self.__dict__.setdefault("loss_wakeups", [])  # atomic: two threads may be first
         return watchers
 
     def wake_loss_waiters(self) -> None:
@@ -314,7 +314,7 @@ class Hold:
         for wakeup in list(self.loss_wakeups):
             wakeup.wake()
 
-    # What can be asked of it.
+    # Queries.
 
     def gone_by(self) -> float:
         """When it is over on the server, whatever the outcome of our requests."""
@@ -350,7 +350,7 @@ class Hold:
             raise self.not_held_error() if self.handed_over else NotHeld(self.name)
 
     def not_held_error(self) -> NotHeld:
-        """The error of a caller that wants something of a hold that has ended."""
+        """The error for a caller that uses a hold that has ended."""
         return self.not_held_type(self.name, _HANDED_OVER) if self.handed_over else self.not_held_type(self.name)
 
     def state(self, now: float) -> str:

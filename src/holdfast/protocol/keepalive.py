@@ -5,18 +5,17 @@ caller for which ``leave`` succeeds ends the hold; after that no renewal of it i
 holder is notified when its deadline passes.
 
 The first renewal comes a tenth of a second after the grant. From then on the server notifies us if another client
-writes the key. Such a push is a hint: the same renewal finds out what happened. So short holds cost nothing, and the
-loss of others is known in milliseconds. The keys of permit pools are written by every holder, so these are monitored in
-another way: see membership.py.
+writes the key. Such a push is a hint: a renewal then finds out what happened. So short holds cost no extra request, and
+the loss of longer ones is known in milliseconds. The keys of permit pools are written by every holder, so these are
+monitored in another way: see membership.py.
 
-What is due together is sent together: a round renews all that is due now or soon, so that ten thousand leases need a
-few rounds a second, not thousands. A round that fails is tried again until the deadline of each hold. No error ends
-the keeper.
+A round renews together all leases that are due now or soon. So ten thousand leases need a few rounds a second, not
+thousands. A round that fails is tried again until the deadline of each hold. No error ends the keeper.
 
-The keeper also finishes what its callers could not: a pending clean-up is a hold whose key must not outlive it. It is
-abandoned again and again until the server has confirmed it, or until it no longer matters. If waiters are many, the
-keeper shows the server that they are alive: see presence.py. Renewals go before all of that: other work is done in
-batches, for a tenth of a second at a time, and then the keeper looks again for what is due.
+The keeper also finishes what callers could not. A pending clean-up is a hold that has ended, but whose key may still
+exist. The keeper sends its abandon step until the server confirms it, or until neither the key nor a late request for
+it can exist. If a client has many waiters, the keeper shows the server that they are alive: see presence.py. Renewals
+come first: the keeper does other work for a tenth of a second at a time, and then checks again which leases are due.
 
 Clocks: as in mutex.py. If the keeper is late, nothing is unsafe: ``held`` does not depend on it.
 """
@@ -81,17 +80,19 @@ class LeaseRegistry:
         self.holds: dict[Hold, Hold] = {}
         self.watched: dict[str, Hold] = {}  # by key: the server notifies us when another client writes it
         self.monitors = MembershipMonitors(self.wake_the_keeper)  # of permit pools
-        self.crowd = Crowd()  # the waiters for which the keeper speaks
+        self.crowd = Crowd()  # the waiters whose presence the keeper shows
         self.cleanups: deque[PendingCleanup] = deque()
         self.cleanups_from = self._cleanups_by = 0.0  # when to begin, and when at the latest
         self.cleaning = 0  # pending clean-ups that were sent and not answered yet
         self.renewals = self.failed_renewals = 0  # so far
         self.wakes_at = float("inf")  # when the keeper will look next; infinite while it is not asleep
-        self.wanted_at = 0.0  # when it was last asked to; kept although that hold may be over, lest each one wakes it
+        # The time for which a new hold last woke the keeper. The keeper wakes up then even if that hold is over, so
+        # that not every new short hold has to wake it.
+        self.wanted_at = 0.0
         self.closed = False
         self.keys_expire = True  # if False, the key of a hold that is over must be deleted
         self._wait_reported_at = 0.0
-        self.observed: Callable[[], bool] = _not_observed  # whether events of the ordinary course are wanted
+        self.observed: Callable[[], bool] = _not_observed  # whether events of normal operation are wanted
 
     def may_report_wait(self, now: float) -> bool:
         """Whether to report a long wait now: one a second for each client, however many waiters it has."""
@@ -101,7 +102,7 @@ class LeaseRegistry:
         return True
 
     def wake_the_keeper(self) -> None:
-        self.wakeup.wake()  # another one after a fork, and in another event loop
+        self.wakeup.wake()  # looked up here, because it is replaced after a fork and in a new event loop
 
     def enter(self, hold: Hold) -> None:
         self.holds[hold] = hold
@@ -152,7 +153,7 @@ class LeaseRegistry:
         return bool(self.watched or self.monitors.monitored)
 
     def defer_cleanup(self, hold: Hold, now: float) -> None:
-        # As long as the key can be there (it may have been extended), or a late request could bring it back.
+        # For this long the key may exist (it may have been extended), or a late request could bring it back.
         matters = max(hold.options.ttl, mutex.TOMBSTONE_MS / 1000, hold.deadline - now + drift(hold.options.ttl))
         if not self.cleanups:
             self._cleanups_by = now + LONGEST_DELAY
@@ -196,8 +197,8 @@ class Round(NamedTuple):
 
 
 def due_at(hold: Hold) -> float:
-    """When to see to it: after a third of the ttl, so that two more tries fit in; at its deadline if it is not renewed;
-    sooner if there is reason to look."""
+    """When the keeper must act: after a third of the ttl, which leaves time for two more tries; at the deadline if the
+    hold is not renewed; sooner if ``check_at`` says so."""
     deadline, options = hold.deadline, hold.options
     when = deadline if not options.renew or deadline >= hold.max_hold_ends else deadline - options.renewed_with
     when = min(when, hold.check_at)
@@ -207,8 +208,8 @@ def due_at(hold: Hold) -> float:
 def asked_for(hold: Hold, now: float) -> float:
     """How long a renewal should make it last.
 
-    With max_hold in sight no more than is left of it (and the drift that will be taken off); and if it is not to be
-    renewed, so little that nothing changes and we only see that it is there.
+    If max_hold ends soon, ask for what is left of it, plus the drift that will be subtracted. If the hold is not
+    renewed, ask for so little that nothing changes: the step then only shows whether the key exists.
     """
     if not hold.options.renew:
         return 0.001
@@ -221,7 +222,7 @@ def retry_pause(hold: Hold, now: float) -> float:
 
 
 def plan(holds: list[Hold], now: float) -> Round:
-    """Decide on a round. Whatever falls due within a twelfth of its ttl is taken along."""
+    """Plan a round. It includes every hold that is due within a twelfth of its ttl."""
     over: list[Hold] = []
     due: list[Hold] = []
     wakes_at = now + LONGEST_SLEEP
@@ -298,7 +299,7 @@ def _renew(registry: LeaseRegistry, todo: Round, now: float) -> Effects[None]:
                     registry.watched[key] = hold
         steps = [mutex.renew_step(hold, ttl, watch=True) for hold, ttl in zip(batch, ttls, strict=True)]
         shortest = min((hold.options.ttl for hold in batch), default=1.0)
-        # Not beyond the deadline of any that is to be renewed, lest it is told late; but long enough for a round trip.
+        # Not beyond the first deadline, or its holder would be told late; but long enough for a round trip.
         timeout = min(LONGEST_CALL, shortest / 3, max(SHORTEST_CALL, todo.first_deadline - asked_at))
         for hold, ttl in zip(batch, ttls, strict=True):
             hold.ask_to_prolong(ttl, asked_at + timeout)
@@ -336,7 +337,8 @@ def _tell(registry: LeaseRegistry, lost: list[tuple[Hold, int]], now: float) -> 
 
 
 def _keep_fences(renewed: list[Hold], now: float, timeout: float) -> Effects[None]:
-    """Let the record of a fence outlast the hold: after a third of its retention; at once if the ttl is longer."""
+    """Prolong the records of fences, which must outlast the holds: after a third of the retention, or at once if the
+    ttl is longer."""
     steps: list[Step] = []
     for hold in renewed:
         options, since = hold.options, hold.fence_kept_at
@@ -346,7 +348,7 @@ def _keep_fences(renewed: list[Hold], now: float, timeout: float) -> Effects[Non
             hold.fence_kept_at = now
             steps += mutex.keep_fence_steps(hold)
     if steps:
-        yield from call_each(steps, timeout)  # if it fails, the next one is still in time
+        yield from call_each(steps, timeout)  # a failure does not matter: the next call is still in time
 
 
 def _look(registry: LeaseRegistry, looks: list[MembershipCheck]) -> Effects[None]:
@@ -357,7 +359,7 @@ def _look(registry: LeaseRegistry, looks: list[MembershipCheck]) -> Effects[None
         for look in batch:
             registry.monitors.monitored.setdefault(look.key, MembershipMonitor()).begin(now)
         asked = [part for look in batch for part in check_steps(look)]
-        # It must leave time for the renewals of others, and for telling those whose leases are to end.
+        # This must leave time for renewals, and for telling holders whose leases end soon.
         first_deadline = min((hold.deadline for hold in list(registry.holds.values())), default=now)
         timeout = min(LONGEST_CALL, max(SHORTEST_CALL, (first_deadline - now) / 3))
         replies = yield from call_each([step for step, _ in asked], timeout)
@@ -380,7 +382,7 @@ def _run_cleanups(registry: LeaseRegistry, until: float) -> Effects[bool]:
     """
     for start in range(0, len(registry.cleanups), BATCH):
         now = yield from clock()
-        if start and now >= until:  # but one batch in each round, however long the renewals take
+        if start and now >= until:  # each round sends one batch at least, however long the renewals take
             return True
         cleanups = [registry.cleanups.popleft() for _ in range(min(BATCH, len(registry.cleanups)))]
         cleanups = [cleanup for cleanup in cleanups if now < cleanup.until]

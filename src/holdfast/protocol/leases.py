@@ -1,8 +1,8 @@
 """What a holder does with its lease: release it, extend it, wait for its loss.
 
 Invariant. The caller that takes the hold out of the keeper's registry ends it, and frees its object slot; every other
-caller finds it not held. A release passes the hold on to a waiter of this process, if it may, and else goes to the
-server.
+caller finds it not held. If a release may pass the hold on to a waiter of this process, it does; otherwise it goes to
+the server.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from holdfast.protocol.wait.notifications import NotificationRouter
 
 
 class Driver(Protocol):
-    """What a lock needs of the driver that runs it, beside running it."""
+    """What a lock needs of its driver, in addition to running protocols."""
 
     address: str
     registry: LeaseRegistry
@@ -35,7 +35,10 @@ class Driver(Protocol):
 
 
 def release_lease(lease: BaseLease, struck: BaseException | None = None) -> Effects[None]:
-    """Release it; or, if that interrupt struck while it was passed on at once, finish what was begun."""
+    """Release the lease.
+
+    ``struck``: an interrupt during ``Cohorts.pass_at_once``. Then finish what that call began, and raise the interrupt.
+    """
     release = _release_lease(lease, struck)
     return observe_release(release, lease._hold) if lease._driver.registry.observed() else release
 
@@ -54,7 +57,7 @@ def _release_lease(lease: BaseLease, struck: BaseException | None) -> Effects[No
             raise struck
         now = yield from clock()
         ours = registry.leave(hold)
-        if not ours:  # two released it at once, and the other was first
+        if not ours:  # another caller released it at the same time, and was first
             raise hold.not_held_error()
         successor = cohorts.first_waiter(hold) if cohorts.local_queues else None
         if successor is not None and wants_renewal(successor, hold, now):
@@ -86,7 +89,7 @@ def _release_lease(lease: BaseLease, struck: BaseException | None) -> Effects[No
 
 
 def _renew_for(successor: Hold, hold: Hold, now: float) -> Effects[float]:
-    """Renew it for the ttl of the successor. Returns what time it is then. If that fails, the lock is released."""
+    """Renew the hold for the ttl of the successor; returns the time. If that fails, it is released, not passed on."""
     timeout = hold.options.first_try
     hold.ask_to_prolong(successor.options.ttl, now + timeout)
     try:

@@ -43,7 +43,8 @@ from holdfast.protocol.wait.cohort import Cohorts, ObjectSlot, yield_window
 L = TypeVar("L", bound=BaseLease)
 
 _NEVER: Final = float("inf")
-# A hold has a weak reference to its caller, for a task may keep its lease alive. One that has ended equals no other.
+# A hold refers to its caller weakly, because a task may itself refer to the lease. The reference to an ended caller
+# equals no other reference.
 weakly: Final = ref
 
 
@@ -57,7 +58,7 @@ class BaseLost:
         self._hold = hold
 
     def is_set(self) -> bool:
-        """Whether it is lost. It stays so, also after ``release()`` has reported it."""
+        """Whether the lease is lost. This stays True after ``release()`` has reported the loss."""
         return bool(self._hold.reason or self._hold.why_lost(self._driver.now()))
 
     def __repr__(self) -> str:
@@ -66,7 +67,7 @@ class BaseLost:
 
 
 class BaseLock(Generic[L]):
-    """One lock, asked for on given terms."""
+    """One lock, with its options."""
 
     __slots__ = (
         "__weakref__",
@@ -89,7 +90,7 @@ class BaseLock(Generic[L]):
         self._begin_generation()
 
     def _begin_generation(self) -> None:
-        """At first, and again in a forked child, where no hold of before exists."""
+        """Start without a hold: when the object is made, and again after a fork or in a new event loop."""
         self._generation: int = self._driver.generation
         self._object_slot = ObjectSlot(self._driver.cohorts)
         self._lease: L | None = None
@@ -99,45 +100,46 @@ class BaseLock(Generic[L]):
         return self._keys.name
 
     def _mains(self) -> tuple[str, ...]:
-        """The keys that exist while it is held."""
+        """The keys that exist while the lock is held."""
         return (self._keys.main,)
 
     def _new_hold(self) -> Hold:
         return Hold(self._keys, self._options, self._object_slot)
 
     def _acquire(self, patience: float | None) -> Effects[L | None]:
-        """As ``_obtain``, with None in place of TimedOut."""
+        """Like ``_obtain``, but returns None instead of raising TimedOut."""
         try:
             return (yield from self._obtain(patience, weakly((yield from caller()))))
         except (TimedOut, AcquireTimeout):  # a recipe raises the latter
             return None
 
     def _demand(self) -> Effects[L]:
-        """As ``_obtain``, for as long as ``wait`` says, with AcquireTimeout in place of TimedOut."""
+        """Like ``_obtain``, but waits as long as the option ``wait`` says, and raises AcquireTimeout, not TimedOut."""
         try:
             return (yield from self._obtain(self._options.wait))
         except TimedOut as timed_out:
             raise (yield from self._timeout_error(timed_out.hold)) from None
 
     def _obtain(self, patience: float | None, asker: Hashable = None) -> Effects[L]:
-        """A lease; TimedOut if the wait is over. If events are wanted, what comes of it is reported."""
+        """A lease; TimedOut if the wait is over. The outcome is reported if events are wanted."""
         if not self._driver.registry.observed():
             return self._obtain_lease(patience, asker)
         tried: list[Hold] = []
         return observe_acquire(self._obtain_lease(patience, asker, tried), tried, self)
 
-    def _obtain_lease(  # noqa: PLR0915 (hot, so in one)
+    def _obtain_lease(  # noqa: PLR0915 (hot path, so one function)
         self, patience: float | None, asker: Hashable, tried: list[Hold] | None = None
     ) -> Effects[L]:
-        """A lease; TimedOut if another holder has it, or others are before us; Unavailable without an answer.
+        """A lease; TimedOut if another holder has the lock, or other waiters come first; Unavailable without an answer.
 
-        ``asker``: the thread or task, weakly; None if that is noted later (``_enter`` learns it for nothing).
+        ``asker``: a weak reference to the calling thread or task. ``_enter`` passes None and sets ``hold.caller``
+        itself: it needs the caller for its own entry anyway, so one effect is saved.
         """
         now: float | None = None
         until = answer_by = _NEVER
         if patience is not None:
             now = yield from clock()
-            # One that does not wait for the lock still waits for an answer.
+            # A caller that does not wait for the lock still waits for an answer of the server.
             until, answer_by = now + patience, now + (patience or self._options.timeout)
         if self._generation != self._driver.generation:
             self._begin_generation()
@@ -156,17 +158,18 @@ class BaseLock(Generic[L]):
                     if now is None:
                         break
                     if hold.passed and not hold.valid(now):
-                        yield from self._withdraw(hold)  # it was passed on to us, and we slept beyond its end
+                        yield from self._withdraw(hold)  # it was passed on to us, but its deadline passed as we slept
                         continue
-                    if now >= until and hold.waiter.outcome is not None:  # that of the waiter whose place it has taken
+                    # An outcome at this point is that of the waiter whose queue place we took: the server refused it.
+                    if now >= until and hold.waiter.outcome is not None:
                         yield from self._withdraw(hold)
                         break
                     if moment := yield_window(hold, now) if not hold.passed else 0.0:
                         now = yield from wait(None, min(now + moment, until))
                 if not hold.passed:
-                    if not hold.token:  # else it is that of a hold that has given up waiting
+                    if not hold.token:  # else we continue with the token of a waiter that gave up
                         hold.token = yield from new_token(self._options.label)
-                    refuse_closed(driver)  # from here on close() finds our token, and gives back what it brings
+                    refuse_closed(driver)  # from here on close() finds our token, and abandons what we acquire with it
                     if now is None:
                         now = yield from clock()
                     if not (yield from mutex.acquire(hold, now, until, answer_by, driver.router)):
@@ -174,7 +177,7 @@ class BaseLock(Generic[L]):
                         break
                     if self._options.replicas:
                         yield from confirm(hold, driver.address)
-                    refuse_closed(driver)  # before it is registered: until then close() finds it as the active hold
+                    refuse_closed(driver)  # before admit(): until then close() finds this hold among the active holds
                     driver.admit(hold)
                     refuse_closed(driver)
                 hold.caller = asker
@@ -185,7 +188,7 @@ class BaseLock(Generic[L]):
             except STOPPED as error:
                 yield from self._withdraw(hold)
                 if isinstance(error, NotAcquired):
-                    refuse_closed(driver)  # it was close() that gave this attempt up
+                    refuse_closed(driver)  # if close() abandoned this attempt, say so instead
                 raise
         refuse_silence(driver, hold, patience or 0.0)
         raise TimedOut(hold)
@@ -196,7 +199,7 @@ class BaseLock(Generic[L]):
         return timeout_error(self._driver, hold, self._options.wait or 0.0, why, now)
 
     def _note(self, lease: L, me: Hashable) -> None:
-        """This lease has come from elsewhere, for that caller: it is this object's from now on."""
+        """Make this lease, acquired for the caller ``me``, the lease of this object."""
         self._lease = lease
 
     def _withdraw(self, hold: Hold) -> Effects[None]:
@@ -209,14 +212,14 @@ class BaseLock(Generic[L]):
                 yield from mutex.settle(hold)
         except STOPPED:
             if hold.successor is not None:
-                cohorts.pass_queue_place(hold)  # interrupted on the way to the next: it is theirs already
+                cohorts.pass_queue_place(hold)  # interrupted while it was passed on: the successor has it already
             raise
         finally:
-            self._driver.router.asks.end(hold)  # once more: an interrupt may have struck where that is done
+            self._driver.router.asks.end(hold)  # again: an interrupt may have prevented the call in mutex.acquire
             if hold.successor is None:
                 try:
                     cohorts.leave(hold)
-                except STOPPED:  # a signal handler struck on the threshold
+                except STOPPED:  # interrupted as the call began: repeat it
                     cohorts.leave(hold)
                     raise
 
@@ -239,7 +242,7 @@ class BaseLock(Generic[L]):
 
     def _enter(self) -> Effects[L]:
         try:
-            lease = yield from self._obtain(self._options.wait)  # not by _demand: a layer less on the hot path
+            lease = yield from self._obtain(self._options.wait)  # not _demand(): one generator less on the hot path
         except TimedOut as timed_out:
             raise (yield from self._timeout_error(timed_out.hold)) from None
         try:
@@ -255,27 +258,27 @@ class BaseLock(Generic[L]):
         return lease
 
     def _held_here(self, now: float) -> dict[str, Hashable]:
-        """The keys, of those asked for, that are held through this client, each with the thread or task that has it."""
+        """The keys of this lock that this client holds, each with the thread or task that holds it."""
         holds = [
             *self._driver.registry.holds,
             *([] if self._lease is None else [self._lease._hold]),
-        ]  # a recipe's is not there
+        ]  # the registry has no hold of a recipe
         mains = self._mains()
         held = {main: hold.caller for hold in holds if hold.valid(now) for main in hold.main_keys}
         return {main: held[main] for main in mains if main in held}
 
     def _why_not(self, now: float, me: Hashable) -> str:
-        """Why that caller could not have it; empty if no thread or task of this client has it."""
+        """Why the caller ``me`` could not get the lock; empty if no thread or task of this client holds it."""
         if self._lease is not None and self._lease._hold.why_lost(now):
             return "the last lease of this Lock object was lost. Call its release(), which says so, and start again"
         held = self._held_here(now)
         return held_by(weakly(me), next(iter(held.values()))) if held else ""
 
     def _leave(self, error: BaseException | None) -> Effects[None] | None:
-        """Leave ``with``: what is to be run for that, or None if it was done at once.
+        """Leave ``with``: returns a protocol to run, or None if the lease was passed on at once.
 
-        Where many wait, most leases are passed on, which takes nothing that would have to be waited for, not even a
-        protocol (benchmarks.shortcuts).
+        If many holds wait in the local queue, most leases are passed on. That needs no effect, so it is done here,
+        without a protocol (benchmarks.shortcuts).
         """
         driver: Driver = self._driver
         if (
@@ -294,14 +297,17 @@ class BaseLock(Generic[L]):
             if hold.loss_wakeups:
                 hold.wake_loss_waiters()
             self._entered.remove(entered)
-        except STOPPED as struck:  # it may be half done: what is to be run sees to the rest
+        except STOPPED as struck:  # interrupted: the protocol finishes what is half done, and raises this again
             return self._leave_in_order(error, struck)
         return None
 
     def _leave_in_order(self, error: BaseException | None, struck: BaseException | None = None) -> Effects[None]:
-        """An error of the body stays the one that is raised; what release says is noted on it."""
+        """Leave ``with`` by a protocol. An error of the body is raised, with a note about an error of release.
+
+        ``struck``: an interrupt during ``_leave``, raised once the lease is released.
+        """
         if struck is not None and not self._entered:
-            raise struck  # by then it was done
+            raise struck  # it came when the lease had been passed on already
         entered = None
         try:
             entered = self._entered[0] if len(self._entered) == 1 else self._find_entered((yield from caller()))
@@ -320,7 +326,7 @@ class BaseLock(Generic[L]):
                     raise
                 if not isinstance(left_with, LeaseLost):
                     left_with.add_note(f"Leaving the lock failed as well: {type(failed).__name__}: {failed}")
-            if left_with is not None and left_with is not error:  # another task cancelled it on the way out
+            if left_with is not None and left_with is not error:  # cancelled by another task while leaving the block
                 raise left_with
             if cut_short:
                 raise LeaseLost(hold.name, hold.public_fence, hold.reason)
@@ -334,11 +340,14 @@ class BaseLock(Generic[L]):
             try:
                 self._entered.remove(entered)  # type: ignore[arg-type]
             except ValueError:
-                pass  # there was none, or an interrupt has brought us here twice
+                pass  # there is no such entry, or an interrupt made this run twice
 
     def _find_entered(self, me: Hashable) -> tuple[Hashable, L, Any]:
-        """What this ``with`` obtained. It may be left in another thread or task than it was entered in (a generator
-        that is closed elsewhere, a framework that moves work about): then it is the oldest one."""
+        """The entry of the ``with`` block that is left.
+
+        A block may be left in another thread or task than it was entered in: a generator may be closed elsewhere, or a
+        framework may move work. Then the oldest entry is taken.
+        """
         entered = list(self._entered)
         if not entered:
             raise NotHeld(self.name)

@@ -1,8 +1,8 @@
 """A lock on memcached: an item that only its holder deletes or prolongs.
 
-Invariant. ``add`` stores only a missing item, so the client whose token is in it holds the lock. It is deleted (``md``)
-and written again (``cas``) only with the cas at which our token was read in it, so a late holder changes nothing of a
-later one's.
+Invariant. ``add`` stores only a missing item, so the client whose token is in it holds the lock. A client deletes
+(``md``) or rewrites (``cas``) the item only with the cas number at which it read its own token there. So a late holder
+cannot change the item of a later holder.
 
 Atomic: each command. A step is a *program*, as on etcd: a generator that yields commands, is sent their replies, and
 returns what the script of that name would.
@@ -137,7 +137,7 @@ _COMMANDS: Final = frozenset({"add", "cas", "gets", "md"})
 
 
 def program_of(items: Items, op: Step | Command, now: float) -> Program:
-    """The program of one step. A command of memcached, of which a recipe has many, is its own program."""
+    """The program of one step. A plain memcached command, as recipes send it, is a program of one request."""
     name = op.script if isinstance(op, Step) else str(op.args[0])
     if name in _PROGRAMS:
         return _PROGRAMS[name](items, op, now)

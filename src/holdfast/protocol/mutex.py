@@ -1,12 +1,12 @@
 """The fenced mutex: acquire, release, extend.
 
-Invariant. For a key on the server that holds a token of ours, exactly one hold considers it its own, or the key is
-about to be removed by its holder, its keeper or its ttl. A hold that says ``held`` is before its local deadline, and
-that deadline lies before the end of the key's ttl.
+Invariant. If a key on the server contains a token of this client, either exactly one hold relies on the key, or its
+holder, the keeper or its ttl is about to remove it. A hold that says ``held`` is before its local deadline, and that
+deadline is before the end of the key's ttl.
 
 Atomic: each .lua step, and nothing else. Every step is idempotent by token, so after an unknown outcome it is simply
-sent again. When the attempt is given up instead, an ``abandon`` takes the key away and leaves a tombstone, because
-the request of unknown outcome may still be on its way and would otherwise arrive after the abandon.
+sent again. When the attempt is given up instead, an ``abandon`` removes the key and leaves a tombstone, because the
+request of unknown outcome may still arrive after the abandon.
 
 Waiting. A refused acquire of a client that is subscribed takes a place in the queue on the server. It is sent again
 every half second, which shows that its waiter is alive, and when the holder's lease ends. A release grants the lock to
@@ -20,8 +20,8 @@ two clocks are allowed (1 % + 2 ms); see ``Hold.accept`` for a grant by notifica
 of ours. That the server's clock does not jump is assumed for mutual exclusion; the fence guards the resource when it
 does.
 
-Why not plain SET NX PX, which is one round trip too? If its reply is lost, the resend finds
-the key and takes it for that of another client; and it cannot bring a fence.
+Why not plain SET NX PX, which is one round trip too? If its reply is lost, the second request finds the key and takes
+it for another client's. And SET cannot return a fence.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ if TYPE_CHECKING:
 CLEANUP_WAIT: Final = 0.25  # seconds for which a leaving caller waits for its clean-up; then the keeper does it
 TOMBSTONE_MS: Final = 60_000
 
-NOTICE_WAIT: Final = 0.25  # seconds for which a lost hold is not yet told, to say why
+NOTICE_WAIT: Final = 0.25  # seconds for which the report of a loss waits for its reason
 
 ABANDONED: Final = -2
 LOSS_REASON: Final = {
@@ -106,9 +106,10 @@ def keep_fence_steps(hold: Hold) -> list[Step]:
 
 
 def loss_reasons(lost: Sequence[tuple[Hold, int]]) -> Effects[list[str]]:
-    """Why the server has these holds no longer, asked in one go: if an operator broke one, its tombstone says why.
+    """Why the server no longer has these holds, by one request. If an operator broke a hold, its tombstone says why.
 
-    ``lost``: each hold, and what its step found. If there is no answer soon, the holders must be told without it.
+    ``lost``: each hold, and what its step found. If the request is not answered soon, that code alone is the reason,
+    because the holders must be told.
     """
     asked = [(place, keys.tombstone(hold.token)) for place, (hold, _) in enumerate(lost) for keys in hold.all_keys()]
     found = yield from call_each([Command(("GET", key)) for _, key in asked], NOTICE_WAIT)
@@ -120,7 +121,7 @@ def loss_reasons(lost: Sequence[tuple[Hold, int]]) -> Effects[list[str]]:
 
 
 def is_settled(hold: Hold) -> bool:
-    """Whether nothing of it can be on the server: no key, no place in the queue, no request on its way there."""
+    """Whether the hold can have nothing on the server: no key, no place in the queue, no request under way."""
     return not (hold.fence or hold.waiter.queued or hold.outcome_unknown)
 
 
@@ -159,7 +160,7 @@ def acquire(hold: Hold, now: float, until: float, answer_by: float, router: Noti
             yield from report_wait(hold)
         tries = Tries(hold.options, now, answer_by, jitter=hold.token)
         waiting = WaitLoop("lock", hold, router, tries, until).run(_ask_again, found, channel)
-        found = False  # an error would keep alive the frames of its traceback
+        found = False  # drop a StepFailed: it would keep the frames of its traceback alive
         return bool((yield from waiting))
     except StepFailed as failed:
         hold.server_silent = failed.silent
@@ -175,7 +176,7 @@ def _ask_again(waiter: WaitLoop, channel: str, now: float, timeout: float) -> Ef
     return _ask(waiter.hold, waiter.router, channel, now, timeout, waiter.attempt, waiter.patient)
 
 
-def _ask(  # noqa: PLR0917 (a dictionary of keywords would cost as much as half of the rest)
+def _ask(  # noqa: PLR0917 (hot path: passing keywords would cost half as much as the rest)
     hold: Hold, router: NotificationRouter, channel: str, now: float, timeout: float, attempt: int, patient: bool
 ) -> Effects[bool | Pause]:
     """Send the acquire step once: True if it was granted."""
@@ -225,7 +226,7 @@ def _ask(  # noqa: PLR0917 (a dictionary of keywords would cost as much as half 
         pause = rest_of(hold)
         yield from show_presence(hold)
     elif not reply.first:
-        pause = REFRESH  # the first in the queue sees when the lease ends
+        pause = REFRESH  # only the first waiter in the queue asks when the lease ends
     else:
         pause = pause_for(hold.token, channel, attempt, reply.left_ms)
         if watches and not crowded and watched != (reply.key or hold.keys.main):
@@ -248,7 +249,8 @@ def settle(hold: Hold) -> Effects[None]:
     hold.end()
     buried = 0
     try:
-        # A silent server would be silent again. If very many waiters give up together, each caller returns first.
+        # A server that was silent would be silent again. If very many waiters give up together, their callers return
+        # first, and the keeper cleans up afterwards.
         if not hold.server_silent and not hold.waiter.crowded:
             _, buried = yield from call(abandon_step(hold), CLEANUP_WAIT, shielded=True)
         if not buried:
@@ -323,9 +325,9 @@ def extend(hold: Hold, seconds: float) -> Effects[None]:
 
 
 def step_as_holder(hold: Hold, step: Step) -> Effects[float]:
-    """Send that step for the holder until it is answered. Returns when the request was sent that was answered.
+    """Send that step for the holder until it is answered. Returns the time at which the answered request was sent.
 
-    LeaseLost if the server has it no longer.
+    LeaseLost if the server no longer has the hold.
     """
 
     def check(now: float) -> None:

@@ -1,7 +1,7 @@
 """Why a caller does not get a lock: another holder has it, the server does not answer, or the client was closed.
 
-Invariant. "Another holder has it" is said only if the last step was refused. A hold that stood in the local queue alone
-has sent no step: then the last step of the active hold of its client decides.
+Invariant. "Another holder has it" is said only if the last step was refused. A hold that waited only in the local queue
+has sent no step. For it, the last step of the active hold of its client decides.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ TRY_LATER: Final = "Wait longer (wait=), or catch AcquireTimeout and try again l
 class TimedOut(Exception):
     """The wait is over and the lock was refused: None for ``acquire``, AcquireTimeout for ``with``.
 
-    The error is not made at once: where many waits end together, saying why takes longer than all else
-    (benchmarks.crowd).
+    AcquireTimeout is made only if a caller needs it: if many waits end together, finding out why would take longer than
+    everything else (benchmarks.crowd).
     """
 
     def __init__(self, hold: Hold) -> None:
@@ -87,7 +87,7 @@ def timeout_error(driver: Driver, hold: Hold, waited: float, why: str, now: floa
 
 
 def held_by(me: Hashable, holder: Hashable, refused: str = "") -> str:
-    """Why a caller could not have what that caller has; of several names ``refused``."""
+    """Why ``me`` could not get a lock that ``holder`` has, a caller of this process. ``refused``: of several names."""
     what = repr(refused) if refused else "it"
     if me == holder:
         advice = "Lock all names at once" if refused else "Pass the lease down, or use client.rlock"

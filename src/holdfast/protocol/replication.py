@@ -1,12 +1,12 @@
 """Grants that count once replicas have them (``replicas=``).
 
 Invariant. With ``replicas=n`` no caller gets a lease before the server has said that n replicas have acknowledged all
-that it had written up to then, the grant among it.
+its writes up to then, including the grant.
 
 One request does it: a renewal of the grant, and WAIT after it on the same connection, because WAIT counts the replicas
 that have what *this connection* wrote. The renewal asks for one millisecond more than the grant did, since a renewal
-that prolongs nothing writes nothing, and WAIT would then be satisfied by replicas that have seen none of it. It also
-finds out whether the server that answers has the grant at all: another one may have taken over since.
+that prolongs nothing writes nothing, and WAIT would then be satisfied by replicas that have seen none of it. The
+renewal also shows whether the server that answers has the grant at all: another server may have taken over since.
 
 It is the same request whether a reply, a notification or a ticket brought the grant. A hold that is passed on within
 its process is not a new grant, and is not confirmed again. Nor are renewals: a failover that loses one ends the lease
@@ -37,7 +37,7 @@ from holdfast.protocol.mutex import renew_step
 from holdfast.protocol.replies import DONE
 from holdfast.protocol.retry import outage
 
-_SERVER_WAITS: Final = 0.8  # of the time that the request may take, so that its reply is in time
+_SERVER_WAITS: Final = 0.8  # part of the request's timeout for which the server waits, so that the reply is in time
 _SHORTEST: Final = 0.001
 
 

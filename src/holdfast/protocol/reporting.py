@@ -1,7 +1,8 @@
 """Reporting what happens to a hold, for logs, metrics and traces.
 
-Invariant. An event is reported after what it is about, and never changes it. ``registry.observed()`` says whether any
-hook or log wants events of the ordinary course of things; if not, none is made, and no effect is yielded for one.
+Invariant. An event is reported after the change that it describes, and never affects that change.
+``registry.observed()`` says whether a hook or the log wants events of normal operation. If not, no such event is made,
+and no effect is yielded for it.
 
 Every Waiting is followed by an Acquired or Abandoned with ``queued``, and every Acquired by a Released, PassedOn or
 Lost of the same hold; except in a process that ends or forks.
@@ -43,7 +44,7 @@ def described(hold: Hold) -> dict[str, Any]:
 
 
 def report_wait(hold: Hold, holder: Holder | None = None) -> Effects[None]:
-    """This hold has to wait, and that was not reported yet. ``holder``: of the same client."""
+    """Report that this hold has to wait, unless that was reported before. ``holder``: one of the same client."""
     if hold.waits_since:
         return
     hold.waits_since = yield from clock()
@@ -79,7 +80,7 @@ def refuser(hold: Hold) -> Holder | None:
 
 
 def is_slow(hold: Hold, left: float) -> bool:
-    """Whether it was renewed with less than half of its validity left, although it is renewed all the time."""
+    """Whether less than half of the validity was left at the renewal, of a hold that is renewed regularly."""
     return left < SLOW * hold.options.validity and hold.options.renew and hold.deadline < hold.max_hold_ends
 
 
@@ -100,7 +101,7 @@ def lost_event(hold: Hold, now: float) -> Lost:
 
 
 def note_attempt(tried: list[Hold], hold: Hold) -> None:
-    """The caller tries by that hold from now on; what was reported of the one before is not reported again."""
+    """Note that the caller continues with this hold. It takes over what was reported of the hold before it."""
     if tried:
         hold.waits_since, hold.tries = tried[-1].waits_since, tried[-1].tries
     tried.append(hold)
@@ -109,7 +110,7 @@ def note_attempt(tried: list[Hold], hold: Hold) -> None:
 def observe_acquire(attempt: Effects[BaseLease], tried: list[Hold], lock: BaseLock[Any]) -> Effects[Any]:
     """Run an attempt to acquire that lock, and report how it ends.
 
-    ``tried``: the holds by which it was tried, noted by the attempt.
+    ``tried``: the holds that the attempt has used so far; the attempt adds them.
     """
     driver, withdraw = lock._driver, lock._withdraw
     started = yield from clock()

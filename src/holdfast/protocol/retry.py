@@ -1,9 +1,9 @@
 """Retries: how long one try may take, whether another try follows a failed one, and the loop that sends them.
 
-Invariant. Only steps are sent again that are idempotent by token or change nothing. Every series of tries has an end (a
-deadline, or the end of the caller's wait), and a pause between two tries. The first try gets a third of the time, so
-that a lost request or reply (a NAT that forgot the connection, a half-open peer) is sent again while there is time
-left. After a silence the engine takes a new connection.
+Invariant. Only steps that are idempotent by token, or that change nothing, are sent again. Every series of tries has an
+end (a deadline, or the end of the caller's wait), and a pause between two tries. The first try gets a third of the
+time: if its request or reply is lost (a NAT that forgot the connection, a half-open peer), there is time left to send
+it again. After a silence the engine takes a new connection.
 
 Atomic: each try. If one try was sent and not answered, the outcome of the whole series is unknown (``sent``).
 """
@@ -83,14 +83,14 @@ class Tries:
         return min(backoff(self.jitter, self.failures), max(0.0, self.until - now))
 
     def final(self) -> StepFailed:
-        """The failure to raise. It is not kept: its traceback will lead to these tries."""
+        """The failure to raise. It is not kept here, because its traceback will refer to these tries: a cycle."""
         assert self.last is not None
         last, self.last = self.last, None
         last.sent = self.sent
         return last
 
     def _is_hopeless(self, failed: StepFailed, now: float) -> bool:
-        """Whether a server has never answered this client, for the client's timeout.
+        """Whether the server has never answered this client, and the client's timeout is over.
 
         A wait without end is meant for a server that comes back. If a server accepts the connection but never answers,
         or is a replica, the caller needs an error.

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Steps(Protocol):
-    """Its steps are answered as those of the lock are (see replies.py)."""
+    """The steps of one kind of lock. Their replies are those of the mutex (see replies.py)."""
 
     tracks_key: bool  # the key is tracked while it is held for long; else a renewal or membership.py finds a loss
     shown_by_keeper: bool  # the present step knows its queue, so the keeper can show that many waiters are alive

@@ -1,8 +1,8 @@
 """The computation of a cached value: its right to compute, and how it ends.
 
 Invariant. However a computation ends (a value, a failure, an interrupt, a lost server), its claim is given up: by the
-step that stores, by the keeper, or by its ttl. Then the waiting callers of this process go on; also if the claim is
-lost while the computation goes on. The caller gets what it has computed even if that can no longer be stored.
+step that stores, by the keeper, or by its ttl. Then the waiting callers of this process go on. They also go on if the
+claim is lost during the computation. The caller gets what it has computed even if that can no longer be stored.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class Computation:
             stored = yield from self._send(step)
             if stored is None:
                 yield from defer_cleanup(hold)
-            elif stored:  # else the claim had ended, perhaps by an invalidation that a caller here has confirmed
+            elif stored:  # else the claim had ended, perhaps by an invalidation: other callers must not get this value
                 told = answer
         except STOPPED:
             yield from defer_cleanup(hold)
@@ -152,4 +152,4 @@ class Computation:
             if participant is not None:
                 self._group.leave(participant)
         except (AttributeError, TypeError):
-            pass  # the interpreter is on its way out
+            pass  # the interpreter is shutting down

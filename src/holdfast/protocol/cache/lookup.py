@@ -6,8 +6,9 @@ successor stored; nor can a process whose key was invalidated since its computat
 
 Atomic: each step in lua/cache. A look finds the value, claims the right to compute it, or registers its process for a
 notification; nothing happens between a miss and a claim. It is idempotent by token, like an acquire, but a token claims
-once: if the reply to a look is lost and a later look claims, this also disables the first, which may still arrive.
-After an invalidation it would restore the claim, and a computation that began before could be stored.
+once: if the reply to a look is lost and a later look claims, this also disables the first look, which may still arrive.
+Otherwise the first look could restore the claim after an invalidation, and a computation that began before the
+invalidation could be stored.
 
 The claim is a key with a token and a short ttl, as a lock is. The keeper renews it during the computation, and cleans
 up if the caller leaves. No queue forms for it, because waiters want the value and not the claim. They are notified when
@@ -20,8 +21,8 @@ Failures. Callers that wait when a computation fails share its failure; if each 
 stampede, only slower. Later callers try again, unless failures are remembered (``errors``).
 
 Clocks. The server's clock alone decides until when a value is fresh. The cost of a value is a duration on our clock.
-Early refresh is XFetch (Vattani, Chierichetti and Lowenstein, 2015): each caller refreshes before the time with a
-probability that rises towards it, and earlier for a costly value; the token is the source of randomness.
+Early refresh is XFetch (Vattani, Chierichetti and Lowenstein, 2015): each caller may refresh a value before it expires.
+The probability rises towards the expiry, and rises earlier for a costly value. The token is the source of randomness.
 
 Why not a lock around a look-up? Each caller would get the lock only to find the value: n hand-overs, where one
 notification is enough.
@@ -118,7 +119,7 @@ def _ask(group: Group, entry: Entry, policy: Policy, patience: Patience, unreada
 
 
 class Search:
-    """Looks at the server, repeated until there is an answer."""
+    """A look-up on the server, repeated until there is an answer."""
 
     def __init__(self, group: Group, entry: Entry, policy: Policy, leader: Participant) -> None:
         self.served = 0  # participants with a lower number had joined before the last look was sent
@@ -246,7 +247,7 @@ def earliness(beta: float, token: str) -> float:
 
 
 def forget(group: Group, entry: Entry, options: LockOptions) -> Effects[bool]:
-    """Invalidate the value. Returns whether there was one. Later callers get nothing that was begun before."""
+    """Invalidate the value. Returns whether there was one. Later callers get no result of an earlier computation."""
     step = Step("cache_drop", entry.shared, ())
     try:
         found, *_ = yield from until_answered(lambda: step, options, jitter=entry.name)

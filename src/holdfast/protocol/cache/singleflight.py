@@ -1,14 +1,14 @@
 """Singleflight: callers of one process that want the same value share one call, and its leader asks the server for all.
 
-Invariant. A caller that is given an answer had joined before the request was sent that brought the answer. So no caller
-gets a value that was read, or stored, before it asked, and after an invalidation no caller gets an older value. Callers
-that join later share the next call, with a leader of their own. A failure is given only to callers that had joined when
-it happened. If the server does not answer, the leader retries for all callers; they do not retry one after the other.
+Invariant. A caller gets an answer only if it joined before the request for that answer was sent. So no caller gets a
+value that was read, or stored, before it asked, and after an invalidation no caller gets an older value. Callers that
+join later share the next call, with a leader of their own. A failure is given only to callers that had joined when it
+happened. If the server does not answer, the leader retries for all callers; they do not retry one after the other.
 
 A caller that leaves is removed at once: a shared call is as large as its number of waiting callers.
 
 Shared calls only save requests. The server decides what is computed, and by which caller. If there are two shared calls
-for one key, or a leader is lost (Ctrl-C can strike anywhere), that costs one more request or half a second.
+for one key, or a leader is lost (Ctrl-C can come at any point), that costs one more request or half a second.
 
 Atomic: single dict operations and counters, so any thread may call. ``setdefault`` elects the leader.
 """
@@ -40,7 +40,7 @@ class SharedCall:
     def __init__(self, key: str) -> None:
         self.key = key
         self.participants: dict[Participant, None] = {}
-        self.leader: dict[None, Participant] = {}  # asks the server; the first participant to get in here
+        self.leader: dict[None, Participant] = {}  # the participant that asks the server; set by ``setdefault``
         self.completed = False
         self._numbers = count()
 
@@ -102,7 +102,7 @@ class Group:
             shared_call.leader.setdefault(None, participant)
             if not shared_call.completed:
                 return
-            self.close(shared_call)  # completed at this very moment, perhaps without us
+            self.close(shared_call)  # completed at the same time, perhaps before we were added
 
     def close(self, shared_call: SharedCall) -> None:
         """Let no further participant join."""

@@ -1,1 +1,1 @@
-"""What operators do with locks: see who holds and waits, end a hold, read what was broken."""
+"""What operators do with locks: list holders and waiters, end a hold, read the history of breaks."""

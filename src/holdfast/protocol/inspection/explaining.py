@@ -1,7 +1,7 @@
 """Why a wait lasts long: the present holder, since when it holds, and whether the two may wait for each other.
 
-Invariant. It changes nothing, asks each server once, and an answer that does not come explains nothing: the wait goes
-on as before.
+Invariant. To explain a wait changes nothing, and each request is sent once. Without an answer there is no explanation,
+and the wait goes on as before.
 
 A deadlock of two processes is seen from one of them: this caller holds a lock for which the process of the holder
 waits. The two locks are looked at one after the other, and a process has many threads, so it is called possible. Longer
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from holdfast.protocol.hold import Hold
     from holdfast.protocol.keepalive import LeaseRegistry
 
-_MOST_LOCKS: Final = 8  # of the caller, that are looked at
+_MOST_LOCKS: Final = 8  # locks of the caller that are looked at
 _TIMEOUT: Final = 0.5  # as long as a waiter may be silent without losing its place
 
 

@@ -1,7 +1,7 @@
 """What is recorded of a broken hold, as text on the server: for its holder, and for people.
 
-Invariant. An entry has no secret: of a token it has the readable part. lua/include/broken.lua writes the times and
-fences; the client adds the holder, the operator and the reason.
+Invariant. An entry contains no secret: only the readable part of each token. lua/include/broken.lua writes the times
+and fences; the client adds the holder, the operator and the reason.
 """
 
 from __future__ import annotations

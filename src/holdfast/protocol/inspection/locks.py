@@ -1,4 +1,4 @@
-"""Inspection: which locks there are, who holds them, and who waits for them.
+"""Inspection: the locks of a server, their holders and their waiters.
 
 Invariant. Inspection changes nothing on the server, and each of its steps does bounded work there: a part of the keys
 (SCAN, never KEYS), or one page of the holders and waiters of a lock. Each page is true at one moment, on the server;

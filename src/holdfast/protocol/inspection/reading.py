@@ -1,6 +1,6 @@
-"""From what the server says about a name to what people see of it.
+"""Turns what the server says about a name into what people see of it.
 
-Invariant. Nothing here is shown that permits to release a lock. What was written by hand, or by another program, is
+Invariant. Nothing that is shown could be used to release a lock. What was written by hand, or by another program, is
 left out or has empty fields; it never stops an inspection.
 
 Clocks: the server's alone. ``since`` and ``waiting`` come from times that the server wrote, and from its time now. They
@@ -48,7 +48,7 @@ class Seen(NamedTuple):
         return LockInfo(self.name, self.kind, holders, waiters, *counts, self.left, self.at_us / 1e6)
 
     def joined(self, more: Seen) -> Seen:
-        """With the next page. An entry that moved between the two reads is in both, and is shown once."""
+        """This page and the next one. An entry that moved between the two reads is in both, and is shown once."""
         return self._replace(holders=self.holders | more.holders, waiters=self.waiters | more.waiters)
 
 
@@ -117,7 +117,7 @@ def _pool_holder(one: Pooled, now_us: int) -> Holder:
 
 
 def _since(holder: Holder, fence: int | None, now_us: int) -> Holder:
-    """With its fence, which is also the time of the grant, unless the clock was behind the last fence."""
+    """The holder with its fence, which is also the time of the grant, unless the clock was behind the last fence."""
     if fence is None or not 0 < fence <= MAX_FENCE:
         return holder
     return replace(holder, fence=fence, since=min(fence, now_us) / 1e6 if now_us else None)

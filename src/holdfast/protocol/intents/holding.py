@@ -1,11 +1,11 @@
 """What a holder asks of etcd: renew, release, abandon, hand over, adopt, share.
 
 Invariant. A key of ours is changed only if it is the one that we created (its creation is compared), or adopted. A
-release deletes it. So a holder that comes too late changes nothing of a later holder's.
+release deletes it. So a holder that comes too late cannot change the key of a later holder.
 
-Renewal. To renew a hold is to see that its keys exist, and to let its etcd lease begin again unless that lasts for long
-enough; one request renews the leases of all holds that share it. A hold that is to last longer than its lease is bound
-to a longer one.
+Renewal. To renew a hold is to see that its keys exist, and to renew its etcd lease unless that lasts long enough; one
+request renews an etcd lease for all holds that share it. A hold that must last longer than its etcd lease is bound to a
+longer one.
 
 Hand-over. The intent keeps its place in the queue. Its key is bound to a lease of its own, which lasts one ttl and is
 not renewed; to adopt it is to write the new token into it, if it has not been written since it was read. The fence is
@@ -162,7 +162,7 @@ def _perform_after(
 ) -> Generator[Request, Answer, TxnResult]:
     """A transaction that leaves a tombstone, too; its results are those of the operations.
 
-    If the lease of the tombstone is gone, the request that it is to stop can do nothing any more.
+    If the lease of the tombstone is gone, no tombstone is needed: the late request names the same lease, and fails.
     """
     if buried:
         try:
@@ -176,7 +176,7 @@ def _perform_after(
 def _abandon_own(
     session: Session, token: str, intent: Intent, buried: tuple[Operation, ...]
 ) -> Generator[Request, Answer, None]:
-    """Delete those keys of the intent that are ours; another may be a giver's, or of another holder."""
+    """Delete those keys of the intent that are ours; its other keys may belong to a giver, or to another holder."""
     for _ in range(_TRIES):
         done = yield from _perform_after((), buried, tuple(map(Get, intent.all_keys)))
         found = [found.items[0] for found in done.results if found.items]
@@ -200,13 +200,13 @@ def renew_part(session: Session, step: Step, now: float) -> Parts:
     def reply(results: tuple[Any, ...]) -> int:
         if all(found.items for found in results) and results[0].items[0].created == intent.created:
             return DONE
-        return GONE  # it is still known: of several names the others are to be released
+        return GONE  # the session still knows the intent: if it has several names, the others must be released
 
     return Part(tuple(map(Get, intent.all_keys)), reply, watch)
 
 
 def _is_kept(session: Session, token: str, intent: Intent, ttl_ms: int, now: float) -> Generator[Request, Answer, bool]:
-    """Let the lease last for the ttl; the keys are bound to a longer one if need be. False: lease or keys are gone."""
+    """Let the lease last for the ttl; bind the keys to a longer one if needed. False: the lease or a key is gone."""
     lease = intent.lease
     if lease is None or ttl_ms <= lease.lasts * 1000 / LONGER:
         return lease is not None and (yield from kept(session, lease, ttl_ms / 1000, now))
@@ -238,7 +238,7 @@ def _bind(
 
 
 def share(session: Session, step: Step, now: float) -> Program:
-    """A writer becomes a reader, in its place."""
+    """A writer becomes a reader, and keeps its place in the queue."""
     token = step.args[0]
     intent = session.intents.get(token)
     if intent is None or intent.lease is None:

@@ -1,17 +1,18 @@
-"""What operators ask of etcd: who holds and waits, which names there are, end a hold, what was broken.
+"""What operators ask of etcd: list names, holders and waiters, end a hold, read the history of breaks.
 
 Invariant. A look changes nothing. A break ends exactly the hold that was inspected: its transaction compares the last
-write of the intent that was read, whose token and fence are those asked for. It deletes the intent and its slot, or its
-intents at all its names, and writes a tombstone, against a late create and for the holder to read, and an entry of the
-history. The next waiter has the deleted key watched. Every later grant has a later revision, hence a greater fence than
-the break.
+write of the intent that was read, whose token and fence are those asked for. The transaction deletes the intent and its
+slot, or the intents at all its names. It writes a tombstone, which stops a late create and tells the holder, and an
+entry of the history. The next waiter has the deleted key watched. Every later grant has a later revision, hence a
+greater fence than the break.
 
-Atomic: each transaction. What is left of the leases is read after the queue.
+Atomic: each transaction. The remaining time of the leases is read after the queue.
 
-Clocks: none. etcd keeps revisions and not times, and no client writes what time it is: so no reply says when.
+Clocks: none. etcd keeps revisions and not times, and no client writes its own time. So no reply contains a time.
 
-An intent that is the first may not know it yet. It is shown as the holder, with the revision of its creation; its fence
-is greater once it asks. An intent for several names that is not the first at each is shown as reserved.
+The client of the first intent may not know yet that it is the first. The intent is shown as the holder, with the
+revision of its creation; its fence is greater once its client asks. An intent for several names that is not the first
+at each name is shown as reserved.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ from holdfast.protocol.intents.requests import (
 from holdfast.protocol.intents.session import TOMBSTONE_LASTS, Session, lease_for, new_lease
 from holdfast.protocol.replies import DONE, GONE, Inspected, Pooled, Queued
 
-_MOST_LEASES: Final = 20  # whose rest one look asks for
+_MOST_LEASES: Final = 20  # leases whose remaining time one look reads
 _MOST_ENTRIES: Final = 100  # as in lua/include/broken.lua
 _HISTORY_LASTS: Final = 30 * 86_400  # seconds
 _TRIES: Final = 5  # at an intent that its holder writes between our read and our break
@@ -126,7 +127,7 @@ def _pooled(session: Session, item: Item, left: dict[int, int]) -> Pooled:
 
 
 def _left(held: Iterable[Item]) -> Generator[Request, Answer, dict[int, int]]:
-    """The seconds that are left of the leases of these intents; of many only of the first."""
+    """The seconds that are left of the leases of these intents; if there are many leases, only of the first ones."""
     left: dict[int, int] = {}
     for lease in list(dict.fromkeys(item.lease for item in held if item.lease))[:_MOST_LEASES]:
         left[lease] = yield from read_lease(lease)
@@ -200,7 +201,7 @@ def _keys_of(name: str, held: Item) -> list[str]:
 
 
 def _tombstones(name: str, held: Item) -> list[str]:
-    """Where a late create of this token looks for one, and where its holder does."""
+    """The tombstones to write: where a late create of this token looks for one, and where its holder does."""
     return [tombstone_key(each, _token(held).decode()) for each in dict.fromkeys((name, _names(held)[0]))]
 
 
@@ -225,7 +226,7 @@ def history(session: Session, command: Command, now: float) -> Program:
 
 
 def notice(session: Session, command: Command, now: float) -> Program:
-    """What the tombstone of a token says; the key is that of Redis, whose end is different."""
+    """The text of a token's tombstone. The command names the key as it is on Redis, where its end is different."""
     key = str(command.args[1])
     begins = tombstone_key(name_of(key), "")
     done = yield from perform(Txn((), (Get(begins + key.removeprefix(begins).partition(":")[0]),)))
@@ -234,7 +235,7 @@ def notice(session: Session, command: Command, now: float) -> Program:
 
 
 def scan(session: Session, command: Command, now: float) -> Program:
-    """The next cursor, and for each name of this part whose keys match the pattern the key of its queue on Redis."""
+    """The next cursor; and for each name of this part whose keys match the pattern, the key of its queue on Redis."""
     cursor, pattern = str(command.args[1]), str(command.args[3])
     words = re.findall(r"\\.|\[\^?(?:\\.|[^\]])*\]|.", pattern, re.DOTALL)
     prefix = ""

@@ -1,8 +1,9 @@
-"""Steps that look, and change nothing: is it locked, who leads, which permits are taken, which waiters should ask.
+"""Steps that look, and change nothing: is it locked, which token leads, which permits are taken, which waiters should
+ask.
 
 Invariant. A look changes nothing on the server, except that it renews the leases of waiters.
 
-Atomic: each request. A look is a linearizable read, except that many waiters or holders are asked about in several.
+Atomic: each request. A look is one linearizable read; a look at many waiters or holders is several.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ def find_in_pool(session: Session, step: Step, now: float) -> Program:
 
 
 def present(session: Session, step: Step, now: float) -> Program:
-    """Keep the leases of these waiters; for each whether it should ask, as what it waits for has changed."""
+    """Keep the leases of these waiters; for each, whether it should ask because what it waits for has changed."""
     known = [session.intents.get(token) for token in step.args[::2]]
     for lease in {intent.lease for intent in known if intent is not None and intent.lease is not None}:
         yield from kept(session, lease, lease.lasts / 2, now)

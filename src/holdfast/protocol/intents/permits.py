@@ -8,7 +8,8 @@ Atomic: each transaction. The slot is chosen from what the last one has read; if
 transaction does nothing, and says which slots are taken. The fence is the revision at which the slot was taken.
 
 Waiting. Holders leave in any order, so the first waiter has all intents watched for one that goes. Each other waiter
-has the waiter before it watched: it is written when it takes a slot, and gone when it gives up. So a release wakes one.
+has the intent of the waiter before it watched, which is written when that waiter takes a slot, and deleted when it
+gives up. So a release wakes one waiter.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def acquire_permit(session: Session, ask: Ask) -> Program:
     name = ask.names[0]
     for _ in range(_TRIES):
         intent = session.intent(ask.token, ask.keys)
-        if not ask.waits and not intent.created:  # a full semaphore is left as it is
+        if not ask.waits and not intent.created:  # do not create an intent if all permits are taken
             done = yield from perform(Txn((), (Get(*queue_of(name), limit=_permits(ask)),)))
             found: Found = done.results[0]
             if found.total >= _permits(ask):
@@ -103,7 +104,8 @@ def _ask(session: Session, ask: Ask, intent: Intent, lease: EtcdLease) -> Genera
 
 
 def _looks(ask: Ask, created: int) -> tuple[Get, ...]:
-    """What is before the intent of that creation, as far as it matters; the first of all; the slots."""
+    """Reads the intents before the one with that creation, as far as they matter; the last of them; the first of all
+    intents; and the slots."""
     name = ask.names[0]
     # If ours is new, all others are before it; then one more than the permits shows whether there are too many.
     before = Get(*queue_of(name), limit=_permits(ask) + (0 if created else 1), created_before=created)
@@ -145,7 +147,7 @@ def _take_slot(
 ) -> Generator[Request, Answer, Any]:
     """Take the lowest free slot: the grant. None: the intent has gone. False: there is no free slot below n.
 
-    That needs holders that ask for more permits than we do.
+    False is possible only if some holders asked for more permits than we do.
     """
     name, own = ask.names[0], intent.keys[0]
     while True:

@@ -54,7 +54,7 @@ _PROGRAMS: Final[dict[str, Callable[[Session, Any, float], Program]]] = {
 
 
 def program_of(session: Session, op: Op, now: float) -> Program:
-    """The program of one step, or of a command that needs none on Redis."""
+    """The program of one step, or of a command that needs no script on Redis."""
     name = op.script if isinstance(op, Step) else str(op.args[0])
     if name in _PARTS and isinstance(op, Step):
         return alone(_PARTS[name](session, op, now))

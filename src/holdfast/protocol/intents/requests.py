@@ -4,8 +4,8 @@ Invariant. A step on etcd is a *program*: a generator that yields the requests b
 and returns the raw reply of the step, as the script of the same name would (see replies.py). A program uses no socket
 and no clock. The engine runs it over HTTP; the lab runs it on a model of etcd.
 
-Atomic: each request. Between two requests of one program any other client may act, so a program that needs more than
-one decides by the compares of the last.
+Atomic: each request. Between two requests of one program any other client may act, so a program of several requests
+decides by the compares of the last one.
 
 If etcd does not know a lease (it expired, or was revoked), ``LeaseGone`` is thrown at the request, which has done
 nothing. Any other failure ends the program, as it ends a script: the step has no reply.
@@ -56,7 +56,7 @@ class Get(NamedTuple):
     end: str = ""
     limit: int = 0  # 0: all
     newest_first: bool = False
-    created_before: int = 0  # a revision; 0: whenever
+    created_before: int = 0  # a revision; 0: at any time
     count_only: bool = False
     keys_only: bool = False  # without values, and in the order of the keys: a part of a long list costs the same
 
@@ -72,7 +72,7 @@ class Txn(NamedTuple):
     otherwise: tuple[Operation, ...] = ()
 
     def __repr__(self) -> str:
-        return f"<txn of {len(self.then)} operations>"  # the rest holds tokens, and tracebacks may show locals
+        return f"<txn of {len(self.then)} operations>"  # without the tokens: tracebacks may show locals
 
 
 class GrantLease(NamedTuple):
@@ -96,7 +96,7 @@ class ReadLease(NamedTuple):
 class Watch(NamedTuple):
     """Wake this waiter, or have this holder look, when a key of the range changes after that revision. No result.
 
-    ``puts``: it counts as a change, too, that a key is written.
+    ``puts``: a write of a key counts as a change, too, and not only its deletion.
     """
 
     token: str
@@ -155,7 +155,7 @@ Program: TypeAlias = Generator[Request, Answer, Any]
 Op: TypeAlias = Step | Command
 
 
-# The functions by which programs yield.
+# Programs yield by these functions only.
 
 
 def perform(txn: Txn) -> Generator[Request, Answer, TxnResult]:

@@ -6,7 +6,7 @@ etcd lease, because a lease per lock would cost a request per lock. So a key doe
 renews other locks: a hold that is over is deleted by its client (``LeaseRegistry.keys_expire``).
 
 An etcd lease lasts a quarter longer than the ttl, and two seconds at least (etcd makes one second into two). A hold
-begins on a lease that still lasts a whole ttl; the quarter is what saves most acquires from having to renew it first.
+begins on a lease that still lasts a whole ttl. Because of the extra quarter, most acquires need not renew it first.
 
 Any thread may call: single dict operations. If two threads find no lease at the same time, each is granted one, and the
 one that is not kept ends by itself.
@@ -27,10 +27,10 @@ from holdfast.protocol.intents.layout import name_of, read_value
 from holdfast.protocol.intents.requests import Answer, Delete, Item, Put, Request, grant_lease, keep_lease
 
 SHORTEST: Final = 2  # seconds: etcd grants no shorter lease
-LONGER: Final = 1.25  # an etcd lease, than the ttl
+LONGER: Final = 1.25  # an etcd lease lasts this many times the ttl
 TOMBSTONE_LASTS: Final = 120.0  # seconds for which a request may be late
-_MOST_OLD: Final = 20  # tombstones that are removed together with the writing of one
-_EXACT: Final = 64  # seconds; longer leases are rounded up, lest each ttl has its own
+_MOST_OLD: Final = 20  # old tombstones that are removed when one is written
+_EXACT: Final = 64  # seconds; longer leases are rounded up, so that similar ttls share one
 
 
 class EtcdLease:
@@ -59,7 +59,7 @@ class Intent:
     behind = ""  # the key that it has watched while it waits
     slot = -1
     slot_keys: tuple[str, ...] = ()  # of the permit that it has, or may have
-    shared = False  # a writer's that has become a reader's
+    shared = False  # its writer has become a reader
     given_up = False  # its attempt was abandoned, perhaps while a step of it was under way
     unsure = False  # its keys may be another holder's: an adoption or the choice of a slot has no answer yet
 
@@ -95,14 +95,14 @@ class Session:
         self.renewed: dict[str, float] = {}  # by key of a latch: when this client has last renewed it
 
     def forget(self) -> None:
-        """In a forked child, or a new event loop: nothing of before is ours."""
+        """Forget everything, after a fork or in a new event loop."""
         self.leases.clear()
         self.intents.clear()
         self.tombstones.clear()
         self.renewed.clear()
 
     def drop(self, lease: EtcdLease) -> None:
-        """etcd does not know it any more."""
+        """Forget a lease that etcd no longer knows."""
         if self.leases.get(lease.seconds) is lease:
             self.leases.pop(lease.seconds, None)
 
@@ -138,7 +138,7 @@ class Session:
         return old
 
     def call(self, token: str) -> None:
-        """What this waiter waits for has changed."""
+        """Note that what this waiter waits for has changed."""
         intent = self.intents.get(token)
         if intent is not None:
             intent.called = True

@@ -14,8 +14,8 @@ other, and the loop goes on until the terms are closed, from any place. A loop c
 or by an error in its body. So the lease is also released when the last reference to the terms is gone; by the keeper,
 where waiting is impossible.
 
-Clocks. The start of a term is read off the fence, which is the server's time in microseconds, unless it had to be
-greater than that in order to rise.
+Clocks. The start of a term is read from its fence. A fence is the server's time in microseconds, or the last fence plus
+one if that is greater.
 """
 
 from __future__ import annotations
@@ -51,7 +51,10 @@ class Leader(NamedTuple):
 
 
 def leader_of(token: bytes, fence: int | None, *, is_time: bool = True) -> Leader:
-    """The public part of a token. A token of another library has none, and no fence. ``is_time``: of the fence."""
+    """The leader that a token names. A token of another library names none, and has no fence.
+
+    ``is_time``: whether the fence is the server's time.
+    """
     holder = holder_of(token)
     if not holder.host:
         return Leader("", None, "", None, None)
@@ -123,7 +126,7 @@ class BaseTerms(Generic[L]):
                 yield from self._end()
                 return None
             return lease
-        except STOPPED:  # a signal handler may strike between the grant and the return
+        except STOPPED:  # perhaps interrupted between the grant and the return
             yield from self._end()
             raise
 
@@ -139,7 +142,7 @@ class BaseTerms(Generic[L]):
             try:
                 yield from release_lease(lease)
             except NotHeld:
-                pass  # another caller resigns at this very moment
+                pass  # another caller has resigned at the same time
             except LeaseLost as lost:
                 log.info("lost the lead of %r: %s", self._lock.name, lost.reason)
             except HoldfastError as failed:

@@ -137,7 +137,7 @@ def hand_over_step(hold: Hold) -> Step:
 
 
 def hand_over(lease: BaseLease) -> Effects[Ticket]:
-    """End this lease; a ticket by which another process can adopt the hold."""
+    """End this lease. Returns a ticket, with which another process can adopt the hold."""
     handing_over = _hand_over(lease)
     return observe_release(handing_over, lease._hold) if lease._driver.registry.observed() else handing_over
 
@@ -230,7 +230,7 @@ def _swap(hold: Hold, giver: str) -> Effects[None]:
             hold.answer(outcome_unknown)
             raise NotAcquired(hold.name, _REFUSED[reply.code])
         hold.grant(reply.fence, asked_at, reply.slot)
-        # Not before the grant: a signal handler may strike here, and only this hold knows the token.
+        # After the grant, because an interrupt may come in between, and only this hold knows the token.
         hold.answer(outcome_unknown)
         if (yield from clock()) < hold.deadline:
             return

@@ -10,7 +10,7 @@ caller with another count is refused: one of the two is mistaken, and the server
 Waiting. A look at a closed latch registers its process as a waiter, in the same step. It is sent again every half
 second, which also shows that the waiter is alive. The step that opens the latch notifies each waiting process.
 Notifications are hints: a notified waiter looks again, and others look soon. Within a process one waiter, the leader,
-looks for all of them. If the leader is lost (Ctrl-C can strike anywhere), another waiter soon replaces it.
+looks for all of them. If the leader is lost (Ctrl-C can come at any point), another waiter soon replaces it.
 
 Clocks. The server decides how long it remembers the latch: from the last count_down or wait, so for an open latch from
 its opening. If callers give different retentions, the longest one counts.
@@ -55,8 +55,8 @@ class LatchWaiters:
 
     def __init__(self, now: float) -> None:
         self.members: dict[LatchWaiter, None] = {}
-        self.leader: dict[None, LatchWaiter] = {}  # looks for all; the first waiter to get in here
-        self.due = now + REFRESH  # when the leader has looked again, unless it is lost
+        self.leader: dict[None, LatchWaiter] = {}  # the waiter that looks for all; set by ``setdefault``
+        self.due = now + REFRESH  # if the leader has not looked again by then, it is lost
         self.seen_at = _UNSEEN  # when the server last answered a look
         self.outage: StepFailed | None = None  # why the server does not count us among its waiters
 
@@ -71,7 +71,7 @@ class LatchWaiters:
         self.members.pop(me, None)
         if self.leader.get(None) is me:
             self.leader.pop(None, None)
-        if not self.leader:  # it was us, or a leader that has woken us to replace it
+        if not self.leader:  # we were the leader, or a former leader has woken us to replace it: wake another
             for other in list(self.members):
                 other.wakeup.wake()
                 return
@@ -102,9 +102,9 @@ class BaseLatch:
         return self._keys.name
 
     def _count_down(self, n: int) -> Effects[int]:
-        """Count down; the count that is left. If the caller is cancelled, it may have been counted, but not twice."""
+        """Count down. Returns the count that is left. If the caller is cancelled, it was counted once or not at all."""
         token = yield from new_token("")
-        # The tombstone must outlast the last try by as long as others do.
+        # After the last try, the tombstone must last as long as other tombstones do.
         tombstone_ms = mutex.TOMBSTONE_MS + round(self._options.timeout * 1000)
         args = (token, self._count, str(n), self._retention, str(tombstone_ms))
         step = Step("latch_count_down", (*self._shared, self._keys.tombstone(token)), args)
@@ -182,14 +182,14 @@ class BaseLatch:
             if waiters.leader.get(None) is not me:
                 return False  # another waiter has replaced us, because we were late
             waiters.due = now + timeout + 2 * REFRESH
-            there = list(waiters.members)  # a later one may have come after the latch was forgotten
+            there = list(waiters.members)  # a waiter that joins later may wait for a new latch of this name
             try:
                 left = self._left((yield from call(self._look_step(hold.token, channel), timeout)))
             except StepFailed as failed:
                 waiters.outage = StepFailed(failed.error, sent=failed.sent, retry=failed.retry, silent=failed.silent)
                 raise
             waiters.seen_at = now
-            if channel:  # without one, even a replica answers
+            if channel:  # else the step writes nothing, and even a replica answers it
                 waiters.outage = None
             if left:
                 pause = pause_for(hold.token, channel, waiter.attempt)

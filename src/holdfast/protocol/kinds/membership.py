@@ -28,17 +28,17 @@ from holdfast.protocol.wait.waiter import Notification
 PAUSE: Final = 1.0  # seconds between two checks of a pool
 REST: Final = 0.03  # seconds between two rounds of checks, for any number of pools
 AT_ONCE: Final = 3  # checks that may come without a pause, after a quiet time
-SETTLE: Final = 0.1  # seconds within which a hold of ours has come or gone
+SETTLE: Final = 0.1  # seconds from the begin or end of a hold of ours to the check; its own write is over by then
 MOST: Final = 1000  # tokens in one request
 
 _NEVER: Final = float("inf")
 
 
 class SharedHold(Hold):
-    """A hold on what others hold as well, at the same time, and in the same keys."""
+    """A hold on a permit pool, which other clients hold at the same time, in the same keys."""
 
     pool: tuple[str, ...] = ()  # the keys; first the one with the tokens of the holders
-    old_at = _NEVER  # from when on it is looked after; shorter holds pay nothing
+    old_at = _NEVER  # when its first check is due; shorter holds are never checked
     monitors: MembershipMonitors | None = None  # of its client, once it is registered
 
     def grant(self, fence: int, asked_at: float, slot: int = -1) -> None:
@@ -63,9 +63,9 @@ class MembershipMonitor:
     __slots__ = ("check_at", "free_at", "moved")
 
     def __init__(self) -> None:
-        self.check_at = 0.0  # from when on there is reason to look; never, as long as it is watched and all is quiet
-        self.free_at = -_NEVER  # from when on another look may be had
-        self.moved = False  # one of ours comes or goes
+        self.check_at = 0.0  # when a check is due; infinite while the pool is watched and was not written
+        self.free_at = -_NEVER  # no check before this time
+        self.moved = False  # a hold of ours has begun, or is about to end
 
     def begin(self, now: float) -> None:
         """A check begins now. Every change from now on needs another check."""
@@ -78,13 +78,13 @@ class MembershipMonitors:
 
     def __init__(self, wake_the_keeper: Callable[[], None]) -> None:
         self.monitored: dict[str, MembershipMonitor] = {}
-        self.rests_until = -_NEVER  # when the keeper comes for the next round, without being asked
+        self.rests_until = -_NEVER  # when the keeper begins the next round, without being woken
         self.resting = False
-        self.in_use = False  # whether this client has ever had such a hold: most have none among thousands of others
+        self.in_use = False  # whether this client ever had a hold on a pool; most clients have none, and skip checks
         self._wake_the_keeper = wake_the_keeper
 
     def recheck(self, key: str) -> None:
-        """Something was written there: look."""
+        """The pool with that key was written: check it."""
         monitor = self.monitored.get(key)
         if monitor is not None and monitor.check_at > 0.0:
             monitor.check_at = 0.0
@@ -137,7 +137,7 @@ def plan_checks(holds: Iterable[Hold], monitors: MembershipMonitors, now: float)
         else:
             wakes_at = min(wakes_at, when)
     for key, monitor in list(monitors.monitored.items()):
-        if key not in inside and now >= monitor.free_at:  # else it could come back with new checks
+        if key not in inside and now >= monitor.free_at:  # not earlier: a new monitor could check without a pause
             monitors.monitored.pop(key, None)
     if looks:
         monitors.rests_until = now + REST

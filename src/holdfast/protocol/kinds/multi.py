@@ -146,7 +146,7 @@ class MultiHold(Hold):
 
     @property
     def ask_within(self) -> float:
-        """In the first phase until PATIENCE is over: then its next step takes a place in all queues."""
+        """In the first phase, the time until PATIENCE is over: then its next step takes a place in all queues."""
         left_us = PATIENCE_US - (self.waiter.asked[1] - self.since_us)
         return (left_us + 1000) / 1e6 if left_us > 0 else super().ask_within
 
@@ -184,5 +184,5 @@ class BaseMultiLock(BaseLock[L]):
         found = [(held[keys.main], keys.name) for keys in self._each if keys.main in held]
         if not found:
             return ""
-        holder, name = min(found, key=lambda one: one[0] != me)  # above all, whether it is the caller itself
+        holder, name = min(found, key=lambda one: one[0] != me)  # prefer a name that the caller itself holds
         return held_by(me, holder, name)

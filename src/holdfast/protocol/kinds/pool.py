@@ -19,7 +19,8 @@ If a permit is taken away, the keeper notifies its holder, because it has the po
 ask every half second, and so find out that a pool was emptied by hand.
 
 Damage by hand. All that the server knows of a holder is in one key. If it is deleted, the holder is notified. If
-another key of the pool is deleted, the holder still counts. So if a deleted key lets two in, one of them is notified.
+another key of the pool is deleted, the holder still counts. So if a deleted key lets a second holder in where one is
+allowed, one of the two is notified.
 """
 
 from __future__ import annotations
@@ -41,14 +42,15 @@ from holdfast.protocol.lock import BaseLock, weakly
 from holdfast.protocol.steps import way_to_wait
 from holdfast.protocol.wait.cohort import ObjectSlot
 
-ALL: Final = "all"  # permits: no other holder is inside
-ANY: Final = "any"  # permit will do, and there are very many; else "n5": one of five numbered permits
+# Modes. That of a semaphore is "n5": one of five numbered permits.
+ALL: Final = "all"  # all permits: there is no other holder
+ANY: Final = "any"  # any one of very many permits
 
 L = TypeVar("L", bound=BaseLease)
 
 
 def pool_keys(keys: Keys) -> tuple[str, ...]:
-    """The holders, the fence, the queue, its waiters: what every step of a permit pool wants."""
+    """The keys of every step of a permit pool: the holders, the fence, the queue and its waiters."""
     _, fence, queue, waiters = keys.shared
     return f"{keys.head}holders{keys.tail}", fence, queue, waiters
 
@@ -56,7 +58,7 @@ def pool_keys(keys: Keys) -> tuple[str, ...]:
 class _PoolSteps:
     """The steps of a permit pool."""
 
-    tracks_key = False  # membership.py does
+    tracks_key = False  # membership.py finds a loss
     shown_by_keeper = True
     first_waiter_asks = True
     foreign_clients = False
@@ -108,7 +110,7 @@ class PoolHold(SharedHold):
         self.kind = kind
         self.mode = mode
         self.owner: Hashable = None  # the thread or task that has acquired it
-        self.among: object = None  # what else its owner reads; kept alive from here
+        self.among: object = None  # the set of its owner's holds (see rwlock.py), which this reference keeps alive
 
     @property
     def permit(self) -> str:
@@ -131,7 +133,7 @@ class BasePool(BaseLock[L]):
 
     def _begin_generation(self) -> None:
         super()._begin_generation()
-        self._leases: dict[PoolHold, L] = {}  # oldest first; with some that were given back by themselves
+        self._leases: dict[PoolHold, L] = {}  # oldest first; may contain leases that were released directly
         self._tidy_at = 8
 
     def _mode(self) -> str:
@@ -153,7 +155,7 @@ class BasePool(BaseLock[L]):
         try:
             lease = yield from super()._obtain(patience, weakly(me))
             self._note(lease, me)
-        except STOPPED:  # a signal handler struck before the lease was noted: no caller gets it
+        except STOPPED:  # interrupted before the lease was noted: the caller does not get it
             if lease is not None:
                 yield from self._withdraw(lease._hold)
             raise
@@ -167,7 +169,7 @@ class BasePool(BaseLock[L]):
         self._leases[hold] = lease
         self._lease = None
         if len(self._leases) >= self._tidy_at:
-            for known in list(self._leases):  # one by one, for other threads add theirs meanwhile
+            for known in list(self._leases):  # one by one, because other threads add theirs meanwhile
                 if known.phase is ENDED:
                     self._leases.pop(known, None)
             self._tidy_at = 2 * len(self._leases) + 8
@@ -196,7 +198,7 @@ class BasePool(BaseLock[L]):
                 except HoldfastError as error:  # the others are given back all the same
                     errors.append(error)
                 del taken[0]
-        finally:  # nothing is left, unless another thread or an interrupt has come between
+        finally:  # leases are left only if another thread took the others, or after an interrupt: put them back
             self._leases.update((lease._hold, lease) for lease in reversed(taken))  # type: ignore[misc]
         if errors:
             raise errors[0]

@@ -113,7 +113,7 @@ class BaseRLock(BaseLock[L]):
         try:
             self._note(lease, me)
             return lease
-        except STOPPED:  # a signal handler struck here: the caller does not get the lease
+        except STOPPED:  # interrupted: the caller does not get the lease
             yield from release_lease(lease)
             raise
 
@@ -182,7 +182,7 @@ class BaseRLock(BaseLock[L]):
             if block is not None:
                 left_with, cut_short = yield from detach(hold, block, error)
             if left_with is not None:
-                if left_with is not error:  # cancelled by other code on the way out
+                if left_with is not error:  # cancelled by another task while leaving the block
                     raise left_with
                 return
             reason = hold.why_lost((yield from clock())) or (hold.reason if cut_short else "")

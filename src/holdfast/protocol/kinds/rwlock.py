@@ -4,14 +4,14 @@ Invariant. While a writer holds the lock, there is no other holder. Readers and 
 readers enter as a batch, and a reader that arrives behind a waiting writer waits behind it. So neither side can starve
 the other.
 
-From writing to reading (``downgrade``) is one step: no other writer can enter in between, so what was written is what
-is then read. It stays the same lease, with the same fence; readers that enter beside it have greater ones.
+A writer becomes a reader (``downgrade``) in one step: no other writer can enter in between, so the new reader reads
+what it wrote. It keeps its lease and its fence; readers that enter later have greater fences.
 
-From reading to writing there is no way: two readers that both wanted it would each wait for the other. So a thread or
-task that asks for ``write`` while it reads is refused at once (WouldDeadlock), whether or not there is a second reader:
-release the reading side first, acquire the writing side, and read again what may have changed. Readers are known by
-client, name and caller, not by object. The caller is the one that acquired: a lease that was passed to another thread
-still counts as the first thread's. A writer that asks to read without a time limit would wait for itself, and is
+A reader cannot become a writer: two readers that both wanted to would each wait for the other. So a thread or task that
+asks for ``write`` while it reads is refused at once (WouldDeadlock), whether or not there is a second reader: release
+the reading side first, acquire the writing side, and read again what may have changed. Readers are known by client,
+name and caller, not by object. The caller is the thread or task that acquired: a lease that was passed to another
+thread still counts as the first thread's. A writer that asks to read without a time limit would wait for itself, and is
 refused as well.
 
 Atomic and clocks: as in pool.py.
@@ -95,7 +95,7 @@ class BaseReader(BaseSide[L]):
 
 
 class BaseWriter(BaseSide[L]):
-    """The writing side of a lock. As of any lock, an object has at most one lease."""
+    """The writing side of a lock. Like any lock, the object has at most one lease."""
 
     __slots__ = ()
 

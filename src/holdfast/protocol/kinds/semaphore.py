@@ -6,7 +6,7 @@ them have the same slot, which is below that number. A fence is greater than tha
 The number of permits is not stored on the server: it comes with each request. So a smaller number takes no permit from
 a holder. It applies to the requests that carry it: they are granted once there are fewer holders than that.
 
-Why numbered? A permit often stands for a port, a directory, or one of five licences. ``lease.slot`` says which one is
+Why numbered? A permit often represents a port, a directory, or one of five licences. ``lease.slot`` says which one is
 yours; and the resource of that slot can refuse lower fences than it has seen.
 
 Atomic and clocks: as in pool.py.

@@ -82,8 +82,8 @@ def make(
 
 
 def _keys_of(key: str, prefix: str, algorithm: Algorithm) -> Keys:
-    """The only key of a recipe. The rules for names protect side keys, which it has not; and a deployed lock may have
-    braces in its key."""
+    """The only key of a recipe. The rules for names do not apply: they protect side keys, which a recipe does not have,
+    and a deployed lock may have braces in its key."""
     if not isinstance(key, str):
         raise InvalidName(key, f"a name is a str, not {type(key).__name__}")
     if algorithm.server != "redis":  # memcached takes no spaces in a key

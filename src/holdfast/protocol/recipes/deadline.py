@@ -7,8 +7,8 @@ Each try reads the clock once, at its start. The value is that time plus the ttl
 means strictly less than that time. A missing value counts as 0, and so does one that is no number, as with atol() and
 PHP's casts; so the token of another kind of lock reads as a deadline in 1970.
 
-Even the winner's deadline does not stay: a client that also saw the old one as past, and comes second with its GETSET,
-has lost, but its number is in the key.
+The winner's deadline may be overwritten: if a second client also saw the old deadline as past, and its GETSET comes
+after the winner's, it has lost, but its number is in the key.
 """
 
 from __future__ import annotations

@@ -36,5 +36,5 @@ class Watch(FreedByTransaction):
         except StepFailed as failed:
             if not failed.connection_broke:
                 raise
-            return AGAIN  # the watch went with its connection
+            return AGAIN  # the watch ended with its connection
         return WON if done is not None else AGAIN

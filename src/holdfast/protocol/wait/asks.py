@@ -1,7 +1,7 @@
 """The acquire steps of a client's waiters: a limit on how many are under way at once.
 
-Invariant. At most ``most`` waiters of a client have sent a step that is not answered yet. Every other waiter stands in
-a queue, in the order of arrival, until another waiter has its answer or its own wait is over. So if 20,000 waiters want
+Invariant. At most ``most`` waiters of a client have sent a step that is not answered yet. Every other waiter is in a
+queue, in the order of arrival, until another waiter has its answer or its own wait is over. So if 20,000 waiters want
 to ask at once (after a start, or a restart of the server), they do not delay the renewals of their client, and threads
 do not open a connection each.
 
@@ -91,7 +91,7 @@ class Asks:
             hold.waiter.wake()
 
     def forget(self) -> None:
-        """In a forked child, or a new event loop: no waiter is left."""
+        """Forget all waiters, after a fork or in a new event loop."""
         self.under_way.clear()
         self._queue.clear()
         self.outage = None

@@ -1,4 +1,4 @@
-"""Cohorts: the holds of one client on one lock stand in one local queue, and one of them talks to the server.
+"""Cohorts: the holds of one client on one lock share one local queue, and one of them talks to the server.
 
 Invariant. For each lock at most one hold of a client is *active*: it asks the server, waits in the server's queue, or
 holds. All other holds of the client wait in the *local queue*, in the order of arrival, and cost the server nothing.
@@ -89,7 +89,7 @@ class Cohorts:
         return self.active_holds.get(hold.local_key) or hold.object_slot.get(None)
 
     def activate_beside(self, hold: Hold) -> bool:
-        """For a try that does not wait: ask the server beside the active waiter, whose answer is still to come.
+        """Let a hold that does not wait ask the server, although another hold of its client is active and waits.
 
         False if a hold of this process has the lock, or the Lock object is in use: then it is busy.
         """
@@ -119,7 +119,7 @@ class Cohorts:
                 return None
 
     def _is_active(self, hold: Hold) -> bool:
-        """Whether it was made the active hold. What was passed on to it may have been lost before it knew."""
+        """Whether it was made the active hold. True, too, if a lease was passed on to it and lost before it woke up."""
         if self.active_holds.get(hold.local_key) is hold:
             hold.object_slot[None] = hold
         elif hold.phase is not LOST:
@@ -148,7 +148,7 @@ class Cohorts:
         return True
 
     def withdraw(self, hold: Hold) -> Effects[None]:
-        """Interrupted: leave the local queue. If it was just promoted, become active, and leave as such."""
+        """Leave the local queue after an interrupt. If the hold was just promoted, wait until it is active."""
         local_key = hold.local_key
         if hold.waiter.decided is IS_ACTIVE or self._leave_local_queue(local_key, hold):
             return
@@ -176,7 +176,7 @@ class Cohorts:
             self.deactivate(active)
 
     def deactivate(self, hold: Hold, party: str = _ENDER) -> None:
-        """It is not active any more: promote the next. Two threads may find it lost and release it at the same time."""
+        """Make the hold inactive, and promote the next. One thread may find it lost while another releases it."""
         local_key = hold.local_key
         if self._deactivating.setdefault(hold, party) is not party:
             return
@@ -201,7 +201,7 @@ class Cohorts:
                 try:
                     self._enqueue(local_key, queue.popleft())
                 except IndexError:
-                    return  # that hold has noticed, and moved by itself
+                    return  # that hold has moved itself: see _enqueue
 
     def first_waiter(self, hold: Hold) -> Hold | None:
         """The waiter to which this hold could be passed on."""
@@ -209,7 +209,7 @@ class Cohorts:
         return _first(queue, hold) if queue else None
 
     def pass_at_once(self, hold: Hold, registry: LeaseRegistry, now: float) -> bool:
-        """Release it by passing it on, if it can be passed on as it is; else False, and it is held as before."""
+        """Release the hold by passing it on, if that needs no renewal; else False, and it is still held."""
         queue = self.local_queues.get(hold.local_key)
         successor = _first(queue, hold) if queue else None
         if successor is None:
@@ -224,7 +224,7 @@ class Cohorts:
         return False
 
     def pass_on(self, hold: Hold, successor: Hold, registry: LeaseRegistry, now: float) -> bool:
-        """Pass it on to that waiter, which may inherit it; False if that cannot be.
+        """Pass the hold on to a waiter that ``may_inherit`` it; False if the waiter has left, or the hold was lost.
 
         The hold was taken out of the registry before. After an interrupt it can be called again.
         """
@@ -260,7 +260,7 @@ class Cohorts:
         return True
 
     def _promote(self, successor: Hold, hold: Hold) -> bool:
-        """Promote it; False if it is just leaving. It learns of that by ``_finish_promotion``."""
+        """Promote the successor; False if it is just leaving. ``_finish_promotion`` wakes it."""
         if self._deactivating.setdefault(hold, _ENDER) is not _ENDER:
             return False  # the keeper has just found the hold lost
         # Checked second: from here on the keeper cannot deactivate the hold, but it may have done so before.
@@ -269,7 +269,7 @@ class Cohorts:
             return False
         if successor.waiter.decided.setdefault(None, hold) is not hold:
             self._deactivating.pop(hold, None)
-            return False  # another waiter is not looked for: the release goes to the server
+            return False  # no other waiter is tried: the release goes to the server
         hold.successor = successor
         return True
 
@@ -283,7 +283,7 @@ class Cohorts:
             waiter.notified = True
 
     def forget(self) -> None:
-        """In a forked child, or a new event loop: no hold of before is here."""
+        """Forget all holds, after a fork or in a new event loop."""
         self.active_holds.clear()
         self.local_queues.clear()
         self._deactivating.clear()
@@ -348,7 +348,7 @@ def _may_activate(hold: Hold, by: Hold) -> bool:
     if decided and decided.get(None) is not by:
         return False
     inside = hold.object_slot.get(None)
-    # A hold that ends leaves its object as well; one that was lost does not, until that was reported.
+    # A hold that ends frees its object slot as well. A lost hold keeps the slot until release() has reported the loss.
     return inside is None or inside is hold or (inside is by and by.phase is not LOST)
 
 

@@ -56,12 +56,12 @@ class NotificationRouter:
         self.shards: Shards | None = None  # in a cluster, instead of one channel; set by its engine
         self.no_pubsub = False  # whether the server forbids pub/sub
         self.waiting: dict[str, Hold] = {}  # by token
-        self.searching: dict[str, dict[Hold, None]] = {}  # by key of the claim: all that wait for that cached value
+        self.searching: dict[str, dict[Hold, None]] = {}  # by key of the claim: the waiters for that cached value
         self.watching: dict[str, Hold] = {}  # by key: the waiter that is first in the queue, and has the key watched
         self.registry = registry
 
     def enlist(self, hold: Hold) -> str:
-        """Route notifications for this hold to it; on which channel, or "" as long as there is no subscriber.
+        """Route notifications for this hold to it. Returns their channel, or "" as long as there is no subscriber.
 
         A hold that is in the server's queue already keeps its place while the subscriber is away.
         """
@@ -73,7 +73,7 @@ class NotificationRouter:
         return NO_CHANNEL if self.no_pubsub or hold.waiter.queued else ""
 
     def channel_of(self, hold: Hold) -> str:
-        """On which channel the server can notify this hold; "" as long as there is no subscriber."""
+        """The channel on which the server can notify this hold; "" as long as there is no subscriber."""
         if self.shards is not None:
             return self.shards.channel_of(hold.main_keys)
         return self.channel if self.armed else ""
@@ -84,10 +84,10 @@ class NotificationRouter:
         return waited_for.union(list(self.searching))
 
     def join_search(self, hold: Hold) -> None:
-        """Let notifications that name the key of this hold reach it, beside all others that wait for that key."""
+        """Route notifications about the key of this hold to it, and to all other holds that wait for that key."""
         hold.wait_at_server()
         key, group = hold.keys.main, None
-        while group is None or self.searching.get(key) is not group:  # another thread has just dismissed the last one
+        while group is None or self.searching.get(key) is not group:  # or another thread has just removed the group
             group = self.searching.setdefault(key, {})
             group[hold] = None
 
@@ -95,7 +95,7 @@ class NotificationRouter:
         return bool(self.registry.holds)
 
     def held_by(self, caller: Hashable) -> str:
-        """The tokens that this thread or task holds through this client, as an acquire step says them."""
+        """The tokens that this thread or task holds through this client, in the format of an acquire step."""
         return "".join([f";{hold.token}" for hold in self.registry.held_by(caller)[:MOST_NESTED]])
 
     def is_crowded(self) -> bool:
@@ -136,7 +136,7 @@ class NotificationRouter:
         self.registry.check_key(key)
 
     def look_again(self) -> None:
-        """The subscriber was away, so anything may have happened: wake all waiters; the keeper looks for a crowd."""
+        """The subscriber was away, so notifications may be lost: wake all waiters. For a crowd, the keeper asks."""
         asleep = self.crowd.members if not self.registry.closed else {}
         for waiter in list(self.waiting.values()):
             if waiter.token not in asleep:
@@ -149,7 +149,7 @@ class NotificationRouter:
         return bool(self.waiting or self.registry.is_watching())
 
     def forget(self) -> None:
-        """In a forked child, or a new event loop: no waiter of before is here."""
+        """Forget all waiters, after a fork or in a new event loop."""
         self.armed = False
         self.asks.forget()
         self.waiting.clear()

@@ -50,12 +50,12 @@ class Crowd:
     def __init__(self) -> None:
         self.most_alone = CROWD
         self.spread_over = 0.0  # seconds over which timeouts at the same time are spread
-        self._last_end = 0.0  # when the wait ends that was planned last
+        self._last_end = 0.0  # the end of the wait that was planned last
         self.slot_of: Callable[[str], int] = _one_slot  # of a key: a step is for the waiters of one slot
         self.members: dict[str, Hold] = {}  # by token
         self.due_at = _NEVER
         self.outage: StepFailed | None = None  # why the last batch was not answered
-        self._left: deque[Hold] = deque()  # of the present round
+        self._left: deque[Hold] = deque()  # waiters that the current round has not shown yet
         self._warn_at = 0.0
         self._warn_after = _FIRST_WARNING
 

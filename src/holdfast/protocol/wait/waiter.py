@@ -51,14 +51,14 @@ class PassBudget(NamedTuple):
     """
 
     first_fence: int = 0  # of the grant; 0: not granted yet
-    last_fence: int = 0  # that a pass may reach
+    last_fence: int = 0  # the greatest fence that a pass may reach
     until: float = 0.0
     run_since: float = 0.0  # start of the current run of holds of this client; 0 if another client held it since
     run_turns: int = 0  # holds in that run before the grant
     polling_seen_at: float = -_NEVER  # when a client of another library was last seen to have the lock
 
     def refilled(self, fence: int, options: LockOptions, now: float, run_since: float) -> PassBudget:
-        """The server granted the lock. Beside polling clients, the time to pass it on is short and irregular."""
+        """After a grant. If polling clients were seen lately, the time to pass the lease on is short and irregular."""
         polled = now - self.polling_seen_at <= POLLING_REMEMBERED
         window = PASS_WINDOW * (0.1 + now * 1e6 % 1000 / 2000) if polled else PASS_WINDOW
         last_fence = fence + options.fences - 1
