@@ -9,11 +9,13 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 
 import holdfast
+from holdfast.protocol.intents.queue import _SHORT_QUEUE
 from tests.fleet_etcd import EtcdFleet, coded
 
 
@@ -140,6 +142,22 @@ def test_without_a_majority_a_call_ends_with_unavailable_and_the_holder_with_its
         client.lock("b").acquire(blocking=False)
     assert time.monotonic() - started < 10
     assert lease.lost.wait(20)
+
+
+def has_waiters(client: Any, count: int) -> bool:
+    return bool(client.inspect("a").waiter_count == count)
+
+
+def test_a_queue_that_is_longer_than_one_read_is_served_in_order(clients: Any) -> None:
+    """Of a long queue, the transaction that joins it reads only the beginning: the predecessor needs another read."""
+    client = clients()
+    waiters: list[Waiter] = []
+    with client.lock("a") as first:
+        for number in range(_SHORT_QUEUE + 4):
+            waiters.append(Waiter(clients(), "a"))
+            eventually(partial(has_waiters, client, number + 1))
+    fences = [first.fence, *(waiter.join() for waiter in waiters)]
+    assert fences == sorted(set(fences))
 
 
 def test_a_paused_leader_does_not_stop_the_others(fleet: EtcdFleet, clients: Any) -> None:

@@ -4,21 +4,21 @@ Invariant. The intents of a name are ordered by the revision of their creation. 
 before it is in conflict with it: for a lock and a writer any other, for a reader a writer. (A semaphore counts them
 instead: see permits.py.) Earlier intents only go away, so a grant stays one until its own key is gone. A lock on
 several names has an intent at each, created in one transaction, hence at one revision: that order is the same at all
-names, so no cycle of waiters can form. A holder that waits for another lock could be part of a cycle, as on any engine;
-where a waiter for several names would be, too, that waiter gives way (``_overtake``).
+names, so no cycle of waiters can form. A holder that waits for another lock could be part of a cycle, as on any engine.
+If a waiter for several names would be part of the same cycle, that waiter gives way (``_overtake``).
 
 Atomic: each transaction. The one that creates an intent reads what is before it, so that an uncontended acquire is one
 request. After a wait, the transaction that confirms a grant writes our own key, if it is the one that we created, and
 reads what is before it. It is a write because etcd has answered reads from stale data after its process was paused
-(etcd 20418), and a waiter whose lease has expired would otherwise believe a place that it has lost (etcd 11456). A
+(etcd 20418), and a waiter whose lease has expired would otherwise rely on a place that it has lost (etcd 11456). A
 watch or a read never decides.
 
 Fences. The fence is the revision of the transaction that found the grant. The holder before had a lower one: its key
 was deleted after its own grant and before ours. An intent keeps its place when another process adopts it, so the
-revision of its creation would not do.
+revision of its creation cannot be the fence.
 
-Waiting. A waiter has one key watched: the last intent before it that is in conflict with it. When that key goes, it
-asks. A watch is a hint: a waiter asks every half second anyway, by a request that writes nothing.
+Waiting. A waiter has one key watched: the last intent before it that is in conflict with it. When that key is deleted,
+the waiter asks. A watch is a hint: a waiter asks every half second anyway, by a request that writes nothing.
 
 Given up. A create that was sent and not answered may still arrive, and its key would live as long as the lease that it
 shares with other locks. So an attempt that is given up leaves a tombstone, and a create does nothing if it finds one.
@@ -66,7 +66,8 @@ from holdfast.protocol.intents.session import EtcdLease, Intent, Session, lease_
 
 READ: Final = "any"
 
-_TRIES: Final = 3  # at a lease, or a place, that goes away between two requests
+_TRIES: Final = 3  # if a lease, or a place in the queue, is gone between two requests
+_SHORT_QUEUE: Final = 16  # intents that are read with the create
 
 
 class Ask:
@@ -134,7 +135,10 @@ def acquire(session: Session, ask: Ask) -> Program:
 def _join(session: Session, ask: Ask, intent: Intent, lease: EtcdLease) -> Generator[Request, Answer, Any]:
     """Create the intents, and see what is before them. None: they exist already."""
     keys, value = ask.keys, write_value(ask.token, names=ask.names)
-    looks = [look for name in ask.names for look in (_newest(ask, name, 2), Get(*queue_of(name), limit=1))]
+    if ask.mode == READ:
+        looks = [look for name in ask.names for look in (_newest(ask, name, 2), Get(*queue_of(name), limit=1))]
+    else:  # one read tells both, unless the queue is long (benchmarks.etcd)
+        looks = [Get(*queue_of(name), limit=_SHORT_QUEUE) for name in ask.names]
     done = yield from perform(
         Txn(
             (*map(Created, keys), Created(ask.tombstone)),
@@ -145,7 +149,15 @@ def _join(session: Session, ask: Ask, intent: Intent, lease: EtcdLease) -> Gener
     if not done.succeeded:
         return _found_own(session, ask, intent, done)
     intent.created = done.revision
-    return (yield from _judge(session, ask, intent, lease, done, skip=len(keys)))
+    seen = done.results[len(keys) :]
+    if ask.mode != READ:
+        if any(queue.total > len(queue.items) for queue in seen):
+            newest = yield from perform(Txn((), tuple(_newest(ask, name, 1, intent.created) for name in ask.names)))
+            befores = newest.results
+        else:
+            befores = tuple(Found(queue.items[::-1], queue.total) for queue in seen)
+        seen = tuple(look for pair in zip(befores, seen, strict=True) for look in pair)
+    return (yield from _judge(session, ask, intent, lease, seen, done.revision))
 
 
 def _try(session: Session, ask: Ask, intent: Intent, lease: EtcdLease) -> Generator[Request, Answer, Any]:
@@ -167,7 +179,7 @@ def _try(session: Session, ask: Ask, intent: Intent, lease: EtcdLease) -> Genera
     if done.succeeded:
         intent.created = done.revision
         first = done.results[-1].items[0]
-        if reply := wrong_kind(ask, ask.names[-1], first):  # of a reader: for the others the queue was empty
+        if reply := wrong_kind(ask, ask.names[-1], first):  # only of a reader: for other modes the queue was empty
             yield from leave(session, ask.token, intent)
             return reply
         return (yield from granted(session, ask.token, intent, done.revision))
@@ -214,10 +226,11 @@ def _confirm(session: Session, ask: Ask, intent: Intent, lease: EtcdLease) -> Ge
         if not done.succeeded:
             session.intents.pop(ask.token, None)
             return None
-        reply = yield from _judge(session, ask, intent, lease, done, skip=len(writes), written=bool(writes))
+        seen = done.results[len(writes) :]
+        reply = yield from _judge(session, ask, intent, lease, seen, done.revision, written=bool(writes))
         if reply is not None:
             return reply
-        intent.called = True  # nothing is before us: say so by a write
+        intent.called = True  # nothing is before us: confirm that by a write
 
 
 def _newest(ask: Ask, name: str, limit: int, created: int = 0) -> Get:
@@ -226,13 +239,22 @@ def _newest(ask: Ask, name: str, limit: int, created: int = 0) -> Get:
     return Get(*where, limit=0 if ask.mode == READ else limit, newest_first=True, created_before=created)
 
 
-def _judge(
-    session: Session, ask: Ask, intent: Intent, lease: EtcdLease, done: TxnResult, *, skip: int, written: bool = True
+def _judge(  # noqa: PLR0917
+    session: Session,
+    ask: Ask,
+    intent: Intent,
+    lease: EtcdLease,
+    seen: tuple[Found, ...],
+    revision: int,
+    *,
+    written: bool = True,
 ) -> Generator[Request, Answer, Any]:
-    """What the intents before ours mean, after the first results. None: it is a grant, but nothing was written."""
-    looks = done.results[skip:]
+    """What the intents before ours mean. None: it is a grant, but nothing was written.
+
+    ``seen``: for each name the newest intents before ours, newest first, and the queue from its beginning.
+    """
     for place, name in enumerate(ask.names):
-        before, first = looks[2 * place], looks[2 * place + 1]
+        before, first = seen[2 * place], seen[2 * place + 1]
         if reply := wrong_kind(ask, name, first.items[0]):
             yield from leave(session, ask.token, intent)
             return reply
@@ -241,16 +263,16 @@ def _judge(
             return (yield from _confirm(session, ask, intent, lease))
         if conflict is not None:
             intent.behind = conflict.key
-            yield from begin_watch(Watch(ask.token, conflict.key, done.revision + 1, puts=ask.mode == READ))
+            yield from begin_watch(Watch(ask.token, conflict.key, revision + 1, puts=ask.mode == READ))
             return refused(ask, first.items[0], place)
-    return (yield from granted(session, ask.token, intent, done.revision)) if written else None
+    return (yield from granted(session, ask.token, intent, revision)) if written else None
 
 
 def _overtake(session: Session, ask: Ask, intent: Intent, name: str) -> Generator[Request, Answer, bool]:
     """Send waiters for several names to the end of their queues, if they wait for what our caller holds.
 
-    They and we would wait for each other. Such a waiter holds nothing, because the intent of our caller is before its
-    own; the compares say so. It finds its intents gone when it asks next, and creates new ones.
+    Otherwise they and we would wait for each other. Such a waiter holds nothing, because the intent of our caller is
+    before its own; the compares make sure of that. It finds its intents gone when it asks next, and creates new ones.
     """
     held = {
         name_of(key): (key, nested.created)
@@ -298,7 +320,7 @@ def granted(session: Session, token: str, intent: Intent, revision: int) -> Gene
 
 
 def refused(ask: Ask, first: Item | None, place: int = 0) -> list[Any]:
-    """The reply of a refusal. No waiter is called the first: on etcd that changes nothing for it."""
+    """The reply of a refusal. It never says that a waiter is the first: on etcd that makes no difference."""
     holder = token_of(first).encode() if first is not None else b""
     reply: list[Any] = [0, -1, max(1, round(ask.now * 1e6)), 0, holder]
     return [*reply, ask.names[place].encode()] if len(ask.names) > 1 else reply
