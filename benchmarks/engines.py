@@ -1,6 +1,6 @@
 """Sentinel and Cluster beside one server: what a cycle of acquire and release costs on each, in one run.
 
-    python -m benchmarks.engines [--rounds 60] [--seconds 0.4]
+    python -m benchmarks.engines [--rounds 60] [--seconds 0.2]
 
 - *uncontended*: one client takes and releases one lock. *Contended*: four processes want the same lock.
 - Each engine is compared with a server that does the same beside the lock: Cluster, whose primaries have no replicas
@@ -154,7 +154,7 @@ def measure(choices: dict[str, Choice], rounds: int, seconds: float) -> Found:
         with ExitStack() as stack:
             teams = {choice: stack.enter_context(Team(face, at.url, shared=True)) for choice, at in choices.items()}
             together = {choice: partial(team.seconds_together, seconds) for choice, team in teams.items()}
-            found[f"contended, {face}"] = take_turns(together, max(5, rounds // 5))
+            found[f"contended, {face}"] = take_turns(together, rounds)
     return found
 
 
@@ -244,7 +244,7 @@ def limit_of(found: dict[int, tuple[float, float, float]], cores: int) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.engines")
     parser.add_argument("--rounds", type=int, default=60)
-    parser.add_argument("--seconds", type=float, default=0.4, help="of a contended round")
+    parser.add_argument("--seconds", type=float, default=0.2, help="of a contended round")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     with ExitStack() as stack:
@@ -262,7 +262,7 @@ def main() -> int:
         }
         found = measure(choices, options.rounds, options.seconds)
     figures = report(found, choices)
-    rates = throughput(5 * options.seconds)
+    rates = throughput(10 * options.seconds)
     report_throughput(rates)
     return conclude(figures, details={"cycles": found, "throughput": rates}, json_file=options.json)
 

@@ -17,7 +17,8 @@ from rich.text import Text
 
 __all__ = ["Figure", "Spread", "conclude", "console", "new_table", "spread_of"]
 
-console = Console(highlight=False)
+# Where the output is no terminal, nothing of a table is cut off.
+console = Console(highlight=False, width=None if sys.stdout.isatty() else 180)
 
 
 class Spread(NamedTuple):

@@ -17,7 +17,6 @@ from statistics import median
 from time import monotonic
 from typing import IO, Final, NamedTuple
 
-from rich.console import Console
 from tests.servers import Server
 
 import benchmarks.before as package
@@ -144,7 +143,7 @@ def main() -> int:
                 )
                 figures.append(Figure(name, f"{ours.median:.2f}", f"at least {least:.2f}", ours.median >= least))
                 details[name] = results
-    Console(width=max(console.width, 130), highlight=False).print(table)
+    console.print(table)
     return conclude(figures, details={"revision": asked.revision, "results": details}, json_file=asked.json)
 
 

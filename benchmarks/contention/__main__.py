@@ -10,7 +10,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.status import Status
 from tests.servers import Server
 
@@ -46,7 +45,7 @@ def show(contest: Contest) -> None:
     for standing in contest.standings.values():
         table.add_row(*cells_of(contest, standing), style="bold" if standing is contest.ours else "")
     # Without a terminal the width is a guess, and too small for this.
-    Console(width=max(console.width, 175), highlight=False).print(table)
+    console.print(table)
 
 
 def measure_uncontended(server: Server, rounds: int) -> list[Figure]:

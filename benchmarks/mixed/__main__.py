@@ -16,7 +16,6 @@ from pathlib import Path
 from statistics import median
 from typing import Final, NamedTuple
 
-from rich.console import Console
 from tests.servers import Server
 
 import benchmarks.mixed as package
@@ -274,7 +273,7 @@ def main() -> int:
         table.add_column(column, justify="right" if number else "left", no_wrap=True)
     for outcome in outcomes:
         table.add_row(*outcome.cells)
-    Console(width=max(console.width, 150), highlight=False).print(table)
+    console.print(table)
     figures = [figure for outcome in outcomes for figure in figures_of(outcome)]
     details = {outcome.peer.name: dict(zip(COLUMNS[1:], outcome.cells[1:], strict=True)) for outcome in outcomes}
     return conclude(figures, details=details, json_file=asked.json)

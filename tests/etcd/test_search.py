@@ -42,6 +42,12 @@ def test_nothing_breaks(row: str) -> None:
     assert explorer.known == {*ROWS[row].invariants}
 
 
+@pytest.mark.long
+def test_nothing_breaks_in_a_queue_that_is_longer_than_one_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queue, "_SHORT_QUEUE", 1)
+    test_nothing_breaks("etcd")
+
+
 class _Any(Created):
     """A compare that always holds."""
 
