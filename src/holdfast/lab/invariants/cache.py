@@ -1,7 +1,7 @@
 """The invariants of the cache, each a function of a history, as in ``locks``.
 
-A computation has a name, by its client and a number: "A1". Its value is that name, so a value tells its computation. A
-computation sees changes made before it began, and may miss changes made later.
+A computation has a name, made of its client and a number: "A1". Its value is that name, so each value shows which
+computation made it. A computation sees changes made before it began, and may miss changes made later.
 
 | event | what happened to its client |
 |---|---|
@@ -29,11 +29,11 @@ CACHE_CHECKS: Final[dict[str, Check]] = {}
 def one_computes(history: History) -> Report:
     """Two callers never compute the same value at the same time, while the claim of the first lasts.
 
-    The turn of the first may end before its computation does, by its own deadline, or because the value was
+    The turn of the first caller may end before its computation does: by its own deadline, or because the value was
     invalidated.
     """
     asked = False
-    dropped_us = -1  # when the server last did so; earlier turns are over, also if their clients do not know yet
+    dropped_us = -1  # when the server last invalidated it; earlier turns are over, even if their clients do not know
     turns: dict[int, int | None] = {}  # by client: its local deadline
     for event in history:
         if event.kind in ("leaves", "crashed", "lost"):
@@ -77,9 +77,9 @@ def invalidation_wins(history: History) -> Report:
     """
     asked = False
     began: dict[str, int] = {}
-    dropped = -1  # when the server last did so
-    changed: dict[int, int] = {}  # by invalidating client: when it began to
-    floor = -1  # computations that began before this are out of date for all that ask from now on
+    dropped = -1  # when the server last invalidated the value
+    changed: dict[int, int] = {}  # by client: when it began to invalidate
+    floor = -1  # computations that began before this are out of date for callers that ask from now on
     floors: dict[tuple[int, str], int] = {}  # by client and task: the floor when it asked
     for place, event in enumerate(history):
         if event.kind == "computes":
@@ -109,7 +109,7 @@ def failure_shared(history: History) -> Report:
     """A failed computation is reported only to callers that had asked when it failed."""
     asked = False
     since: dict[tuple[int, str], int] = {}
-    failed: dict[str, int] = {}  # by computation: when the server was told
+    failed: dict[str, int] = {}  # by computation: when the server stored the failure
     computing: dict[int, str] = {}
     for place, event in enumerate(history):
         if event.kind == "asks":

@@ -1,9 +1,9 @@
 """Histories: the events of a run, and the verdict of an invariant on them.
 
 A history is a list of events in the order in which they happened. It can come from a search, where that order is exact,
-or from processes on real machines whose clocks are comparable; an invariant sees no difference, and knows nothing of
-recipes. A verdict is ``holds``, ``broken`` or ``unknown``: the last if the history has no events that the invariant is
-about (such as grants with fences, or waiters).
+or from processes on real machines whose clocks are comparable. An invariant sees no difference, and does not depend on
+recipes. A verdict is ``holds``, ``broken`` or ``unknown``. It is ``unknown`` if the history has no events that the
+invariant is about (such as grants with fences, or waiters).
 
 | event | what happened to its client |
 |---|---|
@@ -19,9 +19,9 @@ about (such as grants with fences, or waiters).
 | lost | the holder was told of the loss |
 | leaves, released, unreleased | release was called; it returned; it raised |
 | crashed | it crashed |
-| touched | a fault of the kind ``what`` befell it; of client -1: befell all |
+| touched | a fault of the kind ``what`` hit it; client -1: it hit all clients |
 | removed, stretched | one of its steps removed the key, or changed its deadline, while ``other`` owned it |
-| left_behind | its attempt ended without a grant, none of its requests is under way, and yet the key is its own |
+| left_behind | its attempt ended without a grant, none of its requests is under way, but the key is its own |
 | newcomer | all clients are done (its client is -1), and a new one asks: ``what`` is "in", "out" if that took too long,
   or "left" if a key without a ttl is left |
 | idle | it waits for a lock that has been free, or its own, for too long |
@@ -53,7 +53,7 @@ class Event(NamedTuple):
 class Report(NamedTuple):
     verdict: Verdict
     why: str = ""  # in a sentence with {0}, {1}, ... for clients
-    clients: tuple[int, ...] = ()  # those of the sentence
+    clients: tuple[int, ...] = ()  # the clients in the sentence
 
 
 History = Sequence[Event]
@@ -69,7 +69,7 @@ class Check(NamedTuple):
 
 
 def invariant(checks: dict[str, Check], name: str, *ends_with: str) -> Callable[[Judge], Judge]:
-    """Enter a function in that table. The first paragraph of its docstring is its meaning."""
+    """Add a function to that table. The first paragraph of its docstring is its meaning."""
 
     def enter(judge: Judge) -> Judge:
         meaning = " ".join((judge.__doc__ or "").partition("\n\n")[0].split())
@@ -85,7 +85,7 @@ def judged(applies: bool) -> Report:
 
 
 def never(history: History, kinds: dict[str, str], *about: str) -> Report:
-    """Events of these kinds break it, each for its reason. It is unknown without an event of a kind in ``about``."""
+    """Events of these kinds break it; the values are the reasons. Unknown if no event has a kind in ``about``."""
     applies = False
     for event in history:
         applies = applies or event.kind in about

@@ -56,7 +56,7 @@ def mutual_exclusion(history: History) -> Report:
 def fenced_safety(history: History) -> Report:
     """The protected resource never accepts a write of a client whose lock has passed to the next holder.
 
-    A resource that refuses lower fences is meant: the write is of a hold that a later one has superseded.
+    The resource refuses lower fences. A write breaks this invariant if a later hold has replaced the writer's hold.
     """
     seen: int | None = None
     latest: Event | None = None  # the hold that was granted last
@@ -66,7 +66,7 @@ def fenced_safety(history: History) -> Report:
         if event.kind == "wants":
             known_when_asked[who] = latest
         elif event.kind == "granted":
-            # A client that had asked before, and has a lower fence, was granted it earlier and only learns of it now.
+            # A client that asked before the latest grant, and has a lower fence, was granted the lock before it.
             if known_when_asked.get(who, latest) is latest or not _is_lower(event, latest):
                 latest = event
         elif event.kind == "writes":
@@ -149,9 +149,9 @@ def no_lost_wakeup(history: History) -> Report:
 def fence_monotone(history: History) -> Report:
     """Every holder gets a greater fence than all holders before it.
 
-    The order is the server's if the history has it (``minted``). Else a grant is earlier than another if its holder
-    knew of it before the other client asked; and no two grants have the same fence. The fence of a holder is one
-    that the server minted for it, or one of the block that came with it.
+    If the history has the order of the server (``minted``), that order counts. If not, a grant is earlier than another
+    if its holder knew of it before the other client asked. No two grants have the same fence. The fence of a holder is
+    one that the server minted for it, or one of the block that was reserved with it.
     """
     greatest: Event | None = None
     known_when_asked: dict[tuple[int, int], Event | None] = {}
@@ -195,8 +195,8 @@ def acquire_totality(history: History) -> Report:
 def fifo(history: History) -> Report:
     """Clients are served in the order in which they came.
 
-    Tasks of one client have a local queue. A lock that one of them passes to the next ("passed") does not concern
-    the queue on the server; how often that may happen is checked elsewhere.
+    Tasks of one client have a local queue. If a task passes the lock to the next ("passed"), the queue on the server
+    does not change; how often that may happen is checked elsewhere.
     """
     waiting: list[int] = []
     tasks: dict[int, list[int]] = {}  # by client: the tasks that want the lock, in order
@@ -223,7 +223,7 @@ def fifo(history: History) -> Report:
             if event.task in mine:
                 mine.remove(event.task)
             if event.kind == "refused" and mine:
-                continue  # the next of its tasks waits instead
+                continue  # the next task of this client waits instead
             if event.kind == "granted" and event.what != PASSED:
                 place = waiting.index(event.client) if event.client in waiting else len(waiting)
                 for other in waiting[:place]:

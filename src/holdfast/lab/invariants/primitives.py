@@ -4,10 +4,10 @@ Each is a function of a history, as in ``locks``. They are not part of the matri
 
 | event | what happened to its client |
 |---|---|
-| executed | the server has executed one of its steps that the row heeds: in ``what`` the step and its arguments |
+| executed | the server has executed a step of it that is in ``Config.heeds``; in ``what`` the step and its arguments |
 | passed | the latch was open for it; in ``what`` the initial count |
 | counted | its count_down returned: the count that is left, and the initial count |
-| stands | the count on the server has changed (its client is -1): the same |
+| stands | the count on the server has changed (its client is -1): the count that is left, and the initial count |
 | level | in ``what`` its acquires minus its releases, and whether its lease is "kept" or "over" |
 | trespass | another task of the same client tried to release its lock, or to take it: "refused" or "let in" |
 | elected | the key of the election is its own from now on; in ``what`` its fence |
@@ -16,8 +16,8 @@ Each is a function of a history, as in ``locks``. They are not part of the matri
 | overdue | its term has ended, it runs, and it was not notified |
 | unaware | its key has been gone for too long, and it was not notified |
 | torn | it holds some of the names that it wants, and not the others |
-| uneven | it stands in two queues with two times of arrival |
-| overtaken | it stands in the queues of all its names, and a client that arrived later was given one |
+| uneven | it is in two queues with two times of arrival |
+| overtaken | it is in the queues of all its names, and a client that arrived later was granted one of them |
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ def shut_until_zero(history: History) -> Report:
 def counted_once(history: History) -> Report:
     """Each count_down lowers a latch once, however often it is sent.
 
-    What is left is the initial count minus what was counted down, and count_down returns what was left then.
+    The count that is left is the initial count minus all count_downs, and count_down returns the count left after it.
     """
     asked = False
     counted: dict[str, int] = {}
-    done: dict[int, int] = {}  # by client: how much was counted when its first was
+    done: dict[int, int] = {}  # by client: the sum after its first count_down
     for event in history:
         _note_counted(event, counted)
         if event.kind == "executed" and event.what.startswith(_COUNTS_DOWN):
@@ -99,17 +99,17 @@ def level_count(history: History) -> Report:
 def leader_known(history: History) -> Report:
     """A client that is reported as the leader was elected, with that fence, and no other had followed it.
 
-    No client leads, as it is told, only if none led all the while.
+    The answer that no client leads is correct only if no client led during the whole request.
     """
     asked = False
     elections = 0
-    elected: dict[tuple[str, str], int] = {}  # by name and fence: how many were elected before
-    over: dict[str, int] = {}  # by name: how many had been elected when it stepped down
+    elected: dict[tuple[str, str], int] = {}  # by name and fence: how many elections came before
+    over: dict[str, int] = {}  # by name: how many elections there had been when it stepped down
     known: dict[
         int, tuple[int, dict[str, int]]
-    ] = {}  # by asking client: the number elected, and ``over``, at that time
+    ] = {}  # by asking client: the number of elections, and ``over``, when it asked
     since: dict[int, Event] = {}  # the clients that lead, as far as they know
-    led: dict[int, dict[int, Event]] = {}  # by asking client: those that have led ever since
+    led: dict[int, dict[int, Event]] = {}  # by asking client: the clients that have led since it asked
     for event in history:
         name = "ABCDEFGH"[event.client] if event.client >= 0 else ""
         if event.kind == "elected":

@@ -1,8 +1,8 @@
 """A trace, performed on a real server: the same clients and the same schedule, with the real outcome.
 
 Clients and invariants are those of the search. Only the server differs: steps go over the network, and when the
-schedule lets time pass, the replay waits. If a client sends another request than in the search, or the server another
-reply, the trace is not confirmed.
+schedule lets time pass, the replay waits. If a client sends a different request than in the search, or the server a
+different reply, the trace is not confirmed.
 
 A trace can be performed on a server with other users, as long as none of them uses the name (``foo``).
 """
@@ -24,7 +24,7 @@ from holdfast.lab.search.state import Config
 from holdfast.lab.servers.store import Store
 from holdfast.lab.subjects.rows import config_of
 
-MOST_CLIENTS: Final = 8  # that have names
+MOST_CLIENTS: Final = 8  # there are names for this many
 
 
 class Outcome(NamedTuple):
@@ -67,7 +67,7 @@ def _perform(model: Model, server: RealServer, trace: Trace, say: Callable[[str]
     history: tuple[Event, ...] = ()
     steps = zip(trace.choices, trace.moments, numbers_of(trace), strict=True)
     for place, (choice, moment, number) in enumerate(steps, start=1):
-        # A newcomer before the end would change what the others find.
+        # A newcomer before the end would change the real server for the other clients.
         model.asks_newcomers = place == len(trace.choices) and trace.invariant == "NoOrphan"
         server.asked = server.answered = ""
         difference = ""

@@ -1,9 +1,9 @@
 """A real server with the interface of a search's server, which runs in parallel with the model.
 
-Every request goes to both. Clients get the replies of the real server, so the outcome of a schedule is the real
-server's; and the model checks it: a reply of another kind, another value or ttl of the lock's key, or other
-notifications are a difference, and end the replay. So an outcome is never credited to the real server by mistake. Steps
-take time here, and none in the search; a schedule that depends on a millisecond may have another outcome.
+Every request goes to both. Clients get the replies of the real server, so the outcome of a schedule is that of the real
+server. The model checks it: if a reply is of another kind, the lock's key has another value or ttl, or there are other
+notifications, the replay ends with a difference. So an outcome of the model is never reported as that of the real
+server. Steps take time here, but none in the search; a schedule that depends on a millisecond may end differently.
 
 Faults of the server are applied to the keys of this lock: a restart removes them. Only a script flush affects other
 clients, which then send their scripts again. Channels have the names of the search (``bell:A``), which all databases of
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 TIMEOUT: Final = 5.0
 PARTING: Final = 1.0  # how long the removal of the keys may take on a server that has failed already
-SLACK_US: Final = 500_000  # how much a ttl may differ from the search's, because steps take time here
+SLACK_US: Final = 500_000  # how much a ttl may differ from that in the search, because steps take time here
 
 _LUA: Final = threading.Lock()  # a process has one Lua: traces on several servers at once take turns
 
@@ -52,17 +52,17 @@ class Differs(Exception):
 
 
 class RealServer(Server):
-    """A server of which only the latest state can be changed. Its keys are removed at the end of the ``with``."""
+    """A server on which only the latest state can be changed. The end of the ``with`` block removes its keys."""
 
     def __init__(self, url: str, key: str) -> None:
-        self.asked = self.answered = ""  # of the first step since the caller cleared these; not of a newcomer
+        self.asked = self.answered = ""  # the first step since the caller cleared these, without steps of a newcomer
         self._target = resolve(url, aio=False)
         self._engine = Engine(self._target)
-        self._names: list[str] = []  # of the keys that are ours
+        self._names: list[str] = []  # the names of our keys
         self._values: set[str] = set()  # what clients may have put into the lock's key
         self._links: dict[str, Any] = {}
         self._subscribers: dict[str, Any] = {}  # connections, by channel
-        self._dumps: dict[int, dict[str, tuple[bytes, int]]] = {}  # by key: and when it expires (ms; 0 for never)
+        self._dumps: dict[int, dict[str, tuple[bytes, int]]] = {}  # by mark and key: dump, expiry in ms (0: never)
         try:
             if self._keys_like(key):
                 problem = "the replay needs that name; use another database, or remove the key"
@@ -77,8 +77,8 @@ class RealServer(Server):
         self._now = self.first
         self._dumps[self.first] = {}
         self._began = time.monotonic()
-        self._passed_us = 0  # of the time of the search
-        # The delay when the key was last written. Its ttl is late by the same time, so the delay is kept.
+        self._passed_us = 0  # how much time has passed in the search
+        # The delay of the replay when the key was last written. The ttl ends late by this much, so the delay is kept.
         self._lag = 0.0
 
     def __enter__(self) -> Self:
@@ -94,7 +94,7 @@ class RealServer(Server):
         finally:
             for subscriber in self._subscribers.values():
                 subscriber.disconnect()
-            self._engine.close()  # and all dedicated connections
+            self._engine.close()  # this also closes all dedicated connections
 
     # Requests to the real server, with errors as Holdfast raises them.
 

@@ -1,4 +1,4 @@
-"""A trace, drawn in the terminal: a narrow lane per client and one for the key, time downwards, and a text beside.
+"""A trace, drawn in the terminal: a narrow lane per client and one for the key, time downwards, and text beside them.
 
 The text has most of the width, because a beginner reads it first; the lanes only show at a glance which client holds
 the lock when. So they are columns of single letters, like the branches that ``git log --graph`` draws.

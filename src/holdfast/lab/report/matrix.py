@@ -1,8 +1,9 @@
 """The matrix, recipe by invariant, as a table in the terminal, in a layout that fits its width.
 
-The layouts differ in width only, down to abbreviated headings with a legend for 80 columns; with few recipes the table
-is transposed, and has full texts again. Every cell has a sign, so that none needs colour. The faults that broke the
-fenced lock stand below, because a server that loses writes is no mistake of the lock.
+The layouts differ in width only. The narrowest one, for 80 columns, has abbreviated headings and a legend. With few
+recipes the table is transposed, so that it has room for full texts. Every cell has a sign, so the table can be read
+without colour. The faults that broke the fenced lock are listed below the table, because a server that loses writes is
+not a mistake of the lock.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ if TYPE_CHECKING:
     from holdfast.lab.report.trace import Cell, Findings
 
 STYLES: Final = {HOLDS: "green", BROKEN: "bold red", UNKNOWN: "dim"}
-SO_FAR: Final = "~"  # behind the number of states
+SO_FAR: Final = "~"  # after the number of states
 SILENT: Final = "-"
-LONGEST_NAME: Final = 13  # that is not folded in a narrow table
+LONGEST_NAME: Final = 13  # letters; a narrow table folds longer names
 
 
 class Signs(NamedTuple):

@@ -87,7 +87,7 @@ def _spaced(name: str) -> str:
 
 
 def _matrix(findings: Sequence[Findings]) -> str:
-    # A table has these roles already; on a phone it is laid out as cards, and browsers would drop them.
+    # A table has these roles anyway. On a phone it is laid out as cards, and browsers then drop implicit roles.
     invariants = _invariants(findings)
     heads = "".join(f'<th scope="col" role="columnheader">{escape(_spaced(name))}</th>' for name in invariants)
     rows = []

@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 STYLE: Final = resources.files("holdfast.lab.report").joinpath("picture.css").read_text(encoding="utf-8")
 
 WIDTH: Final = 368
-WORDS: Final = 520  # of the wide drawing's words
+WORDS: Final = 520  # the width of the text in the wide drawing
 TOP: Final = 46  # below the names of the lanes
 ROW: Final = 50
 LINE: Final = 17
 FIRST_LANE: Final = 88
 KEY_TEXT: Final = 118
-LETTERS: Final = 17  # of a value that fit beside the key
-WRAP: Final = 72  # letters of words in a line of the wide drawing
+LETTERS: Final = 17  # how many letters of a value fit beside the key
+WRAP: Final = 72  # letters in a line of text in the wide drawing
 TAIL: Final = 4
 MARGIN: Final = 14
 SIGNS: Final = {"crash": "m-4 -4l8 8m0 -8l-8 8", "pause": "m-3 -4v8m6 -8v8", "stall": "m-3 -4v8m6 -8v8"}
@@ -64,12 +64,12 @@ class Picture:
         return self._draw(title, 0, "")
 
     def standalone(self, title: str, subtitle: str) -> str:
-        """A complete SVG file. Its colours follow the reader's, also if it is shown as an image."""
+        """A complete SVG file. It follows the reader's light or dark mode, also if it is shown as an image."""
         heading = text(12, 38, title, "title") + text(12, 59, subtitle, "soft")
         return self._draw(title, 76, f"<style>\n{STYLE}</style>", heading) + "\n"
 
     def _draw(self, title: str, offset: int, style: str, heading: str = "") -> str:
-        grounds: list[str] = []  # behind everything, or they would cover the end of the moment before
+        grounds: list[str] = []  # drawn first, because they would cover the end of the previous moment
         rows: list[str] = []
         y = TOP + offset
         before: Moment | None = None

@@ -24,7 +24,7 @@ from holdfast.protocol.effects import Command
 _LONG_NUMBER: Final = re.compile(r"\b1[67]\d{8}(?:\d{3}|\d{6})?\b")
 _TOKEN: Final = re.compile(r"\b([A-HN])-[\w-]*\.0*(\d+)")
 
-# The meaning of a reply: by the name of the command, then by the reply; None stands for any other reply.
+# The meaning of a reply: by the name of the command, then by the reply. None means any other reply.
 _MEANING: Final[dict[str, dict[Any, str]]] = {
     "SETNX": {1: "takes the key, which was free", 0: "finds the key taken"},
     "EXPIRE": {1: "sets the ttl of the key", 0: "finds no key to set a ttl on"},
@@ -237,7 +237,7 @@ class _Description:
         return actor, words, kind, command, reply if executed else ""
 
     def _consequences(self, choice: Choice) -> Iterator[str]:
-        """What the step means for the clients, as far as the text so far does not say it."""
+        """Sentences about what the step means for the clients, if the text so far does not say it."""
         names = self.model.names
         for event in self.events:
             name = names[event.client] if event.client >= 0 else ""
@@ -255,13 +255,13 @@ class _Description:
 
 
 def _what_it_lacks(lag: Any) -> str:
-    """By its place among the choices of a failover: see ``Model.moves``."""
+    """Which writes the new primary lacks. ``lag`` is the last part of the choice of a failover: see ``Model.moves``."""
     few = {-1: "with all writes", 0: "without the last write"}
     return few.get(lag) or f"without the last {int(lag) + 1} writes"
 
 
 def command_text(op: Any) -> str:
-    """A step as you would type it."""
+    """A step as a user would type it."""
     if isinstance(op, Command):
         words = [str(word) for word in op.args]
         return f"EVAL … {words[-1]}" if words[0] == "EVAL" else " ".join(words)

@@ -19,13 +19,13 @@ class Moment:
 
     at_us: int  # since the beginning of the run
     actor: str  # "A", "B", ..., "server", "network" or "time"
-    does: str  # what happens, in words a beginner follows
+    does: str  # what happens, in words that a beginner understands
     fault: str = ""  # the kind of fault that this is, if it is one: "crash", "pause", "lost_reply", ...
-    command: str = ""  # what the server was asked, as one would type it
-    reply: str = ""  # and what it answered
+    command: str = ""  # the command to the server, as a user would type it
+    reply: str = ""  # the reply of the server
     value: str | None = None  # of the lock's key afterwards; None if there is no such key
-    ttl_us: int | None = None  # what is left of it on the server; None without key or ttl
-    holders: tuple[str, ...] = ()  # clients that believe to hold the lock
+    ttl_us: int | None = None  # the rest of its ttl on the server; None without key or ttl
+    holders: tuple[str, ...] = ()  # clients that believe that they hold the lock
     dead: tuple[str, ...] = ()  # clients that have crashed
     paused: tuple[str, ...] = ()  # clients that do not run
     violation: str = ""  # what is broken by this step, in a sentence
@@ -71,10 +71,10 @@ class Cell:
     recipe: str
     invariant: str
     verdict: Verdict
-    states: int  # that were explored for it
+    states: int  # the number of states that were explored for it
     trace: Trace | None = None  # the simplest one that breaks it
     so_far: bool = False  # it holds, but not every single fault was explored
-    silent: bool = False  # it is unknown, however long the search: it does not apply to the recipe
+    silent: bool = False  # it does not apply to the recipe, so it stays unknown however long the search is
 
 
 @dataclass(frozen=True, slots=True)

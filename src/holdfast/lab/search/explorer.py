@@ -5,9 +5,10 @@ bounds: no fault, one, two, and of which kinds. A search can be suspended and re
 turn. Random walks with more faults come last, each from a seed that reproduces it.
 
 States are recognised by hash. Two steps *commute* if neither changes the server nor makes an event: they are taken in
-one order only. That is a sleep set: a state remembers which of its moves were taken on another path to the same state.
-All shortest paths to a state arrive in the same level, so a move is left out only if all of them have it asleep; and
-the path that is first in the order of clients never has. So no state is missed, only transitions are saved.
+one order only. This uses sleep sets: a state remembers which of its moves need not be taken (are *asleep*), because
+another path takes them in the other order. All shortest paths to a state arrive in the same level, so a move is left
+out only if it is asleep on all of them; and on the path that is first in the order of clients it never is. So the
+search misses no state, and only saves transitions.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ from holdfast.lab.search.model import Model
 from holdfast.lab.search.state import NEVER, Choice, Config, State
 
 Path = tuple[Any, ...]  # (the path before, a choice), or () at the start
-_LOOK_EVERY = 16  # states, each of which may take a millisecond
-_COLLECT_EVERY = (20_000, 20, 20)  # objects more than before, and so on: see gc.set_threshold
+_LOOK_EVERY = 16  # after this many states, check the limits; a state may take a millisecond
+_COLLECT_EVERY = (20_000, 20, 20)  # the arguments of gc.set_threshold: rare collections
 
 
 class Broken(NamedTuple):
@@ -83,7 +84,7 @@ class Explorer:
                 self._by_kind.setdefault(kind, []).append(name)
         self._stop_at = frozenset(stop_at)
         self._progress = progress
-        self.known: set[str] = set()  # invariants of which some history had something to say
+        self.known: set[str] = set()  # invariants that some history gave a verdict on
 
     def search(
         self,
@@ -172,7 +173,7 @@ class Explorer:
             self.transitions += 1
             after, events = model.after(state, choice)
             is_pure = reduce and not events and commutes(choice, state, after)
-            # Not the client's own other steps: it may depend on the order of their replies.
+            # Not other steps of the same client: the client may depend on the order of their replies.
             asleep = frozenset(other for other in pure if other[1] != choice[1]) if is_pure else frozenset()
             if is_pure:
                 pure.append(choice)
@@ -181,7 +182,7 @@ class Explorer:
             if known is not None:
                 known.asleep &= asleep
             elif mark in seen:
-                continue  # what this step breaks was broken on the shorter path to that state
+                continue  # if this step breaks an invariant, the shorter path to that state has broken it too
             history = visit.history
             if events:
                 history = history + events
@@ -249,7 +250,7 @@ def _rare_collections() -> Iterator[None]:
 
 @contextmanager
 def _polite_interrupts() -> Iterator[list[int]]:
-    """Handle Ctrl-C between two states, not within a simulated client, which would treat it as its own."""
+    """Handle Ctrl-C between two states. A simulated client would treat it as an interrupt of its own."""
     struck: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield struck
@@ -266,7 +267,7 @@ def _polite_interrupts() -> Iterator[list[int]]:
 
 
 def commutes(choice: Choice, before: State, after: State) -> bool:
-    """Whether a step without events concerns its client alone, so that it commutes with other such steps."""
+    """Whether a step without events changes its client only, so that it commutes with other such steps."""
     return (
         choice[0] == "do"
         and after.store == before.store

@@ -29,7 +29,7 @@ SERVER_WIDE: Final = frozenset(
     {"restart", "failover", "eviction", "script_flush", "clock_jump", "clock_back", "reshard"}
 )
 
-# What is searched if no kinds are asked for: the server is no node of a cluster, and grants are not confirmed.
+# The kinds that are searched by default: the server is not a node of a cluster, and grants are not confirmed.
 DEFAULT_FAULTS: Final = tuple(kind for kind in FAULTS if kind not in ("reshard", "unconfirmed"))
 
 # Everyday faults are searched first, then faults of networks and impatient callers. Last come the faults that break any

@@ -21,10 +21,10 @@ class Local:
         self.parent = parent
         self.came_by = came_by
         self.make = make
-        # The same for the same inputs, also in another process that was forked from the same parent. By the text of
-        # the input, because Python gives -1 and -2 the same hash, and TTL answers both.
+        # Equal for equal inputs, also in other processes that were forked from the same parent. It uses the text of the
+        # input, because -1 and -2 have the same hash in Python, and TTL answers both.
         self.mark: int = hash((0 if parent is None else parent.mark, repr(came_by)))
-        # It has had an input since it came.
+        # Whether the client has had an input after its start.
         self.moved: bool = parent is not None and (parent.moved or came_by[0] != "start")
         self.next: dict[Input, Local] = {}
         self.live: Site | None = None

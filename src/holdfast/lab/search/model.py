@@ -12,8 +12,9 @@ until its stay is over.
 A client's step is one move: its request is executed, and the client takes the reply and runs up to its next request.
 Pauses, crashes, losses and late replies are separate moves in between. With ``overtaking`` a step can also be executed
 without its reply, which then arrives after another message to its client: a notification of a later event, or the reply
-to a later step. A reply that nothing overtakes is the same as one that arrives at once; such runs are explored once. A
-late reply is a fault: time passes before it arrives. If its sender has given up by then, the reply is ignored.
+to a later step. If no message overtakes a reply, the run is the same as one in which the reply arrives at once, and is
+explored only once. A late reply is a fault: time passes before it arrives. If its sender has given up by then, the
+reply is ignored.
 """
 
 from __future__ import annotations
@@ -119,7 +120,7 @@ class Model:
             if until == NEVER:
                 continue
             if until > now:
-                # Its requests are already on their way; but it cannot send one again.
+                # Its requests are already on their way, but it cannot send one again after MOVED.
                 if not state.held_back[client] and not state.outdated >> client & 1:
                     for request in local.requests:
                         if not is_answered(state, client, request.number):
@@ -148,7 +149,7 @@ class Model:
             yield ("moved",)
 
     def _not_overtaken(self, state: State) -> Iterator[Choice]:
-        """Replies that nothing has overtaken after all."""
+        """Delivery of replies that no other message has overtaken."""
         for name, item in under_way(state):
             if item.kind == "reply" and not state.stopped[item.client]:
                 yield "deliver", *name
@@ -177,7 +178,7 @@ class Model:
         """Whether another message can reach that client before the reply to its request: the reply to another of its
         steps, or a notification of what another client, or a fault, is about to do.
 
-        Never for a subscription, whose confirmation comes first on its own connection.
+        False for a subscription, because its confirmation comes first on its own connection.
         """
         if request.listens or request.link is not None:
             return False
@@ -204,8 +205,8 @@ class Model:
         return False
 
     def _may_come(self, state: State) -> bool:
-        """Whether the next client may come. Clients that are alike come in order, each after the previous one has
-        moved: an earlier arrival would be the same run with their names exchanged."""
+        """Whether the next client may come. If all clients run the same program, each comes after the previous one has
+        moved: an earlier arrival would give the same run with exchanged names."""
         if state.come == self.config.clients:
             return False
         last = state.come - 1
@@ -223,7 +224,7 @@ class Model:
             elif timers := self.locals[mark].timers:
                 times.append(timers[0])
                 if any(item.kind == "late" and item.client == client for item in state.under_way):
-                    times.append(max(timers[0] - 1, state.now_us + 1))  # a late reply may just come in time
+                    times.append(max(timers[0] - 1, state.now_us + 1))  # a late reply may arrive just before the timer
         if self.config.late and state.come < self.config.clients and (ends := self._lock_ends(state)) is not None:
             times.append(ends)
         when = min(times, default=NEVER)
@@ -260,7 +261,7 @@ class Model:
         if state.come:
             for kind in ("restart", "eviction", "script_flush", "clock_jump", "clock_back"):
                 if kind == "clock_back" and self.server.now_us(state.store) < START_US + state.now_us:
-                    continue  # once only, else a lock could be kept forever
+                    continue  # only once, because otherwise a lock could be kept forever
                 if kind in kinds and (value is not None or kind in ("script_flush", "restart")):
                     yield "fault", kind
             if "reshard" in kinds and self.server.store(state.store).slot == "":
@@ -287,7 +288,7 @@ class Model:
             changes = done.store != state.store
             number = request.number
             if "crash" in kinds:
-                if local.moved:  # else it is as if it had never come
+                if local.moved:  # if not, the run is the same as one in which it never came
                     yield "fault", "crash", client, "before", number
                 if changes:
                     yield "fault", "crash", client, "after", number

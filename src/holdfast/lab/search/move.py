@@ -60,7 +60,7 @@ class Move:
     # Steps.
 
     def _resume(self, client: int) -> None:
-        """Let a stopped client take its replies, or send its request, before it sees the time."""
+        """Let a stopped client run again. It takes its replies, or sends its request, before it reads the clock."""
         self.stopped[client] = 0
         self.since[client] = self.now
         if self.held_back[client]:
@@ -76,7 +76,7 @@ class Move:
         return next(request for request in local.requests if request.number == number)
 
     def _redirect(self, client: int, number: int) -> None:
-        """The node that had the slot before answers MOVED. The step was not executed; its sender sends it again."""
+        """The old node of the slot answers MOVED. The step was not executed, and its sender sends it again."""
         self.outdated &= ~(1 << client)
         self.held_back[client] = False
         self._feed(client, "redirect", number)
@@ -160,7 +160,7 @@ class Move:
                 self._event(client, "stretched", other=self.owner, what="stretches" if longer else "cuts short")
 
     def _named_by(self, value: bytes) -> int | None:
-        """The client whose token that is; None if it is no token."""
+        """The client whose token this is; None if it is not a token."""
         for client, name in enumerate(self.model.names):
             if value.startswith(f"{name}-".encode()):
                 return client
@@ -169,7 +169,8 @@ class Move:
     def _mint(self, client: int, request: Request, done: Done) -> None:
         """Note the grants of the server: first by notification to the next waiter, then by reply to the sender.
 
-        In that order: a sender that is the next waiter of a free lock is granted it first, and then finds it its own.
+        The order matters if the sender is itself the next waiter of a free lock: it is granted the lock first, and its
+        reply then reports that the lock is its own.
         """
         for channel, text in done.notifications:
             fence = text.split(b" ")[1]
@@ -177,13 +178,13 @@ class Move:
                 self._event(self.model.channels.index(channel.decode()), "minted", fence=int(fence))
         if not request.listens and getattr(request.ops[0], "script", "") in _QUEUEING:
             reply = done.replies[0]
-            if isinstance(reply, tuple) and reply[0] == 1:  # of a permit pool: with the slot
+            if isinstance(reply, tuple) and reply[0] == 1:  # the reply of a permit pool: fence and slot
                 reply = reply[1]
             if isinstance(reply, bytes | int) and int(reply) > 0:
                 self._event(client, "minted", fence=int(reply))
 
     def _arrive(self, client: int, request: Request, replies: tuple[Any, ...]) -> None:
-        """Note the arrival of a waiter: in the queue if there is one, else by its first step."""
+        """Note the arrival of a waiter: when it joins the queue; without a queue, at its first step."""
         if client in self.arrived or self.model.locals[self.locals[client]].stage != "wants":
             return
         reply = replies[0] if replies else None
@@ -230,7 +231,7 @@ class Move:
                     self._tick_at_once(client)
 
     def _tick_at_once(self, client: int) -> None:
-        """Feed timers that are due: that is local, and commutes with all moves of other clients."""
+        """Feed timers that are due. This changes one client only, so it commutes with all moves of other clients."""
         timers = self.model.locals[self.locals[client]].timers
         if self.config.reduce and timers and timers[0] <= self.now and not self.held_back[client]:
             self._feed(client, "time")
@@ -255,7 +256,7 @@ def _queued(request: Request, reply: Any) -> bool:
 
 
 def _adopts(request: Request, value: bytes | None) -> bool:
-    """Whether it adopts the hold of that token by a ticket. A ticket exists only after its giver has let go."""
+    """Whether it adopts the hold of that token by a ticket. A ticket exists only after its giver has handed over."""
     return any(
         isinstance(op, Step) and op.script in _ADOPTING and op.args[GIVER].encode() == value for op in request.ops
     )

@@ -47,9 +47,9 @@ class Server:
             self._stores[mark] = store
             value = store.values.get(self.key)
             if value is not None and value in store.values.get(self._queue, ()):
-                value = None  # kept for a waiter
+                value = None  # the lock is only kept for a waiter
             ends_ms = store.deadlines.get(self.key)
-            # In the millisecond of its deadline a key is still there.
+            # A key still exists in the millisecond of its deadline.
             self._seen[mark] = _shown(value), None if ends_ms is None else (ends_ms + 1) * 1000
         return mark
 
@@ -112,7 +112,7 @@ class Server:
         return done.store
 
     def change(self, store_mark: int, kind: str, other: int = -1) -> int:
-        """The store after a fault: empty, an earlier store, without the lock's key or the scripts, or on the move."""
+        """The store after a fault: empty, an earlier one, without the lock's key or scripts, or with a moving slot."""
         cause = store_mark, kind, other
         done = self._done.get(cause)
         if done is None:
@@ -141,7 +141,7 @@ class Server:
 
 def _reply(store: Any, op: Step | Command, link: str | None) -> Any:
     if isinstance(op, Command) and op.args[0] == "WAIT":
-        return op.args[1]  # so many replicas have all writes
+        return op.args[1]  # the number of replicas that have all writes
     return perform(store, op, link)
 
 

@@ -1,6 +1,6 @@
-"""One client of a search: a machine that runs a program, isolated from everything but the inputs that it is fed.
+"""One client of a search: a machine that runs a program and sees nothing except the inputs that it is fed.
 
-Its inputs determine what it does: replies, times, notifications, cancellations. It leaves its requests and timers in
+Its inputs (replies, times, notifications, cancellations) determine what it does. It puts its requests and timers into
 lists that the search reads.
 """
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from holdfast.lab.search.state import Config
 
 LISTEN = "listen"
-Input = tuple[Any, ...]  # its kind, when it comes (in us), and what it brings
+Input = tuple[Any, ...]  # its kind, its time (us), and its content
 
 
 class Request(NamedTuple):
@@ -38,12 +38,12 @@ class Request(NamedTuple):
 
     @property
     def confirms(self) -> bool:
-        """Whether it is answered once replicas have all writes."""
+        """Whether the reply comes only after replicas have all writes (WAIT)."""
         return any(isinstance(op, Command) and op.args[0] == "WAIT" for op in self.ops)
 
     @property
     def content(self) -> Any:
-        """All but the number: what the server sees."""
+        """What the server sees: everything except the number."""
         return LISTEN if self.listens else (self.ops, self.link)
 
 
@@ -81,7 +81,7 @@ class Site:
         self.wants_us = 0
         self.notes: list[Note] = []
         self.requests: dict[int, tuple[Request, Callable[[Any], None]]] = {}
-        self.links: list[str] = []  # open ones
+        self.links: list[str] = []  # open dedicated connections
         self.closed_links: list[tuple[str, tuple[Request, ...]]] = []
         self.granted_us = 0
         self.fence: int | None = None
@@ -90,7 +90,7 @@ class Site:
         self._timers: list[_Timer] = []
         self._soon: deque[Callable[[], None]] = deque()
         self._count = 0
-        # By task, from acquire's return to release's call or its loss: the lease, and until when it may rely on that.
+        # By task, from the return of acquire to the call of release, or to the loss: the lease, and its local deadline.
         self._held: dict[int, tuple[Any, int | None]] = {}
         self._lease: Any = None  # the latest
         self._leaving = Wakeup()
@@ -100,7 +100,7 @@ class Site:
         if config.new_store is Etcd:
             use_etcd(self.machine)
 
-    # What a machine asks of its world.
+    # The interface of a World, for the machine.
 
     def _number(self) -> int:
         self._count += 1
@@ -139,7 +139,7 @@ class Site:
         self.requests[number] = Request(number, (), None, listens=True), heard
 
     def unsubscribe(self, machine: Machine) -> None:
-        pass  # the search does that when it lets the machine crash
+        pass  # the search itself does that when the machine crashes
 
     def open_connection(self, machine: Machine) -> str:
         link = machine.new_link()
@@ -196,7 +196,7 @@ class Site:
         self._watch_the_leases()
 
     def _look_for_bugs(self) -> None:
-        """Raise the error of a program that failed: a client that has ended breaks no invariant, so all would hold."""
+        """Raise the error of a program that failed. Without this, a bug would go unnoticed: all invariants hold."""
         for process in self.machine.processes:
             if process.error is not None and not isinstance(process.error, Cancelled):
                 raise process.error
@@ -246,7 +246,7 @@ class Site:
 
     @property
     def until_us(self) -> int | None:
-        """Until when it may rely on its lease, or on the latest lease of its tasks."""
+        """The local deadline of its lease; with several tasks, of the latest lease."""
         return next(reversed(self._held.values()))[1] if self._held else None
 
     def begin(self, lease: Any, task: int = 0, what: str = "") -> None:
@@ -298,7 +298,7 @@ def _own_count_us(lease: Any) -> int | None:
 
 
 def _deadline_us(lease: Any) -> int | None:
-    """Until when the holder may rely on it; None if the protocol has no local deadline, as no recipe has one."""
+    """Until when the holder may rely on the lease; None without a local deadline (recipes have none)."""
     hold = lease._hold
     return _own_count_us(lease) if hold.phase is HELD and not isinstance(hold, RecipeHold) else None
 

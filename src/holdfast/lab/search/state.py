@@ -1,4 +1,4 @@
-"""The values of a search: what is explored (``Config``), and one state of it.
+"""The values of a search: what is explored (``Config``), and one state of the search (``State``).
 
 A state consists of numbers and small tuples, so that it can be hashed and compared: stores and clients are named by
 their marks.
@@ -47,12 +47,12 @@ class Config(NamedTuple):
 
     make_lock: Callable[[Any], Any]  # given a driver
     key: str
-    deadline_us: Callable[[bytes, int | None], int | None]  # until when the key's value keeps others out
+    deadline_us: Callable[[bytes, int | None], int | None]  # until when a key with that value blocks others
     new_store: Callable[[], Any]
     by_server: bool = True  # that deadline is measured by the server's clock, not by the clients' clocks
     clients: int = 3
     kinds: tuple[str, ...] = DEFAULT_FAULTS
-    spares_holders: bool = False  # no fault befalls a holder, and a client that a fault befell earlier does not stay
+    spares_holders: bool = False  # no fault hits a holder, and a client that was hit earlier leaves at once
     most_faults: int = 2
     ttl_us: int = 3_000_000
     stay_us: int = 1_200_000
@@ -64,15 +64,15 @@ class Config(NamedTuple):
     lag: int = 1  # how many of the last writes a replica may lack
     promotes: str = ""  # if grants are confirmed, which replica takes over: a "confirmed" one has all of them, or "any"
     patience: float | None = 4.5  # how long a client waits for the lock; None forever
-    idle_us: int = 200_000  # how long a lock may stay free while a client waits for it,
-    idle_us_per_fault: int = 1_000_000  # and how much longer for each fault, after which a step is sent again
+    idle_us: int = 200_000  # how long a lock may stay free while a client waits for it
+    idle_us_per_fault: int = 1_000_000  # added to idle_us for each fault, because a step must be sent again
     newcomer_us: int = 2_000_000  # how much longer than a ttl a newcomer may need
-    tick_us: int = 0  # how long each step takes; 0: steps take no time, so that clocks can agree
-    view: View | None = None  # which clients can proceed, if one key does not tell
-    queue: str = ""  # a key whose value is in this queue is kept for that waiter, and has no owner
+    tick_us: int = 0  # how long each step takes; 0: no time, so two clients can read the same time
+    view: View | None = None  # which clients can proceed, if one key does not show that
+    queue: str = ""  # if the key's value is in this queue, the key is kept for that waiter and has no owner
     program: Callable[[Any], Coroutine[Any, Any, None]] = take_and_give_back  # what every client does, given its site
-    alike: bool = True  # all clients do the same, so that their order makes no difference
-    mortal: bool = False  # when all is over, every key that is left must have a ttl
+    alike: bool = True  # all clients run the same program, so their order does not matter
+    mortal: bool = False  # when all clients are done, every remaining key must have a ttl
     heeds: frozenset[str] = frozenset()  # steps whose execution is an event
     looks: Callable[[Any, State, State], Iterator[tuple[int, str, str]]] | None = None  # further events of a
     # transition between two states of a model: client, kind of event, and what it says
@@ -90,15 +90,15 @@ class State(NamedTuple):
     tracked: frozenset[tuple[bytes, int]] = frozenset()
     faults: int = 0
     owner: int = NOBODY  # the client that the key belongs to
-    free_since: int = 0  # since when the lock is free, or its owner does not know of the grant; else -1
+    free_since: int = 0  # since when the lock has been free, or its owner has not known of the grant; else -1
     arrived: tuple[int, ...] = ()  # the waiters, in the order of arrival
-    touched: int = 0  # the clients that a fault has befallen, as bits
+    touched: int = 0  # the clients that a fault has hit, as bits
     come: int = 0  # how many clients have come
-    fence: int = 0  # the highest that was minted
-    before: tuple[int, ...] = ()  # earlier stores, at which a replica may still be
+    fence: int = 0  # the highest fence that was minted
+    before: tuple[int, ...] = ()  # earlier stores, which a replica may still have
     broken_links: frozenset[str] = frozenset()  # dedicated connections to a server that was replaced
-    moved_by: int = 0  # by then the slot has moved; 0 if it is not moving
-    outdated: int = 0  # the clients that would send their next step to the node that had the slot before, as bits
+    moved_by: int = 0  # when the slot will have moved; 0 if it is not moving
+    outdated: int = 0  # the clients that would send their next step to the old node of the slot, as bits
 
 
 def under_way(state: State) -> Iterator[tuple[tuple[str, int, int], Under]]:
@@ -115,11 +115,11 @@ class Reply(NamedTuple):
     number: int  # of the request
     replies: tuple[Any, ...]
     text: str
-    at_us: int = 0  # when the step was executed,
-    local: int = 0  # and the mark of its sender then; 0 if its sender was stopped
+    at_us: int = 0  # when the step was executed
+    local: int = 0  # the mark of its sender at that time; 0 if its sender was stopped
 
     def is_overtaken(self, state: State, client: int) -> bool:
-        """Whether its receiver has had another input since. If not, the reply might as well have arrived at once."""
+        """Whether its receiver has had another input since. If not, the reply could have arrived at once."""
         return state.locals[client] != self.local or state.now_us > self.at_us
 
 

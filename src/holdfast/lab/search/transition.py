@@ -3,17 +3,19 @@
 A transition is a step of a client, the passing of time, or a fault. Events that follow from the whole new state are
 found at its end: the owner of the key, waiters of a free lock, whether all clients are done.
 
-A slot that moves (``reshard``). All keys of a search are in one slot. It moves at once, or key by key, which ends in
-the same instant or after MOVING_US. Until then a step on several keys is answered TRYAGAIN, if its keys are "divided",
-or if one of them does not exist; else ("moving": no key has gone yet) it is executed, but fails in the middle of its
-script at a key that the script has deleted. A step on one key is executed. When the slot has moved, all keys are there
-with their ttls. Subscriptions have ended, which each subscriber is told, and so has client tracking. The next step of
-each client goes to the old node, is not executed, and is sent again. The protocols react as in production: they send
-again what was refused, and ask without a channel until the client has subscribed anew. The engine's part is modelled:
-``Site._follow`` for MOVED, ``Machine.lose_listener`` for the end of a subscription.
+A slot that moves (``reshard``). All keys of a search are in one slot. The slot moves at once, or key by key; the latter
+ends in the same instant or after MOVING_US. Until then, a step on several keys is answered TRYAGAIN if its keys are
+"divided", or if one of them does not exist. Otherwise ("moving": no key has moved yet) the step is executed, but fails
+in the middle of its script at a key that the script has deleted. A step on one key is executed.
+
+When the slot has moved, the new node has all keys with their ttls. Subscriptions and client tracking have ended, and
+each subscriber is notified of that. The next step of each client goes to the old node, is not executed, and is sent
+again. The protocols react as in production: they repeat refused steps, and ask without a channel until the client has
+subscribed again. The engine's part is modelled: ``Site._follow`` for MOVED, ``Machine.lose_listener`` for the end of a
+subscription.
 
 Not searched: a slot map that is out of date more than once, a slot that moves for longer, names in several slots
-(protocol/kinds/parts.py), and a node that fails while it gives a slot away, except as a second fault.
+(protocol/kinds/parts.py), and a node that fails while it moves a slot away, except as a second fault.
 
 Confirmed grants (``replicas=``). WAIT is answered once replicas have all writes, except with the fault
 ``unconfirmed``. A failover then promotes a replica that has all confirmed grants, or any replica: see
@@ -30,11 +32,11 @@ from holdfast.lab.search.move import Move
 from holdfast.lab.search.state import NEVER, NOBODY, Choice, State, Under, under_way
 
 AWAY_US: Final = 100_000  # how long a server that restarts, or is replaced, is away
-MOVING_US: Final = 100_000  # how long a slot moves key by key, if that takes time
+MOVING_US: Final = 100_000  # how long a slot moves key by key, if not in an instant
 
 
 class Transition(Move):
-    """One transition, in the making."""
+    """Computes one transition."""
 
     def make(self, choice: Choice) -> tuple[State, tuple[Event, ...]]:
         kind = choice[0]
@@ -166,14 +168,14 @@ class Transition(Move):
             self.moved_by = self.now + MOVING_US
 
     def _move_slot(self) -> None:
-        """The slot is on another node from now on. All keys are there; subscriptions and client tracking are not.
+        """Move the slot to another node. All keys move; subscriptions and client tracking end.
 
-        A key that was moved alone was deleted from its old node, which is pushed to the clients that track it.
+        If the keys moved one by one, each was deleted on the old node, and the clients that track it get a push.
         """
         if self.moved_by:
             self._push_to_trackers()
         before = self.server.store(self.store)
-        self.broken_links |= {str(name) for name in before.connections}  # others have nothing to lose, and follow
+        self.broken_links |= {str(name) for name in before.connections}  # the others have no state to lose
         self.store = self.server.change(self.store, "moved")
         self.tracked = frozenset()
         self.moved_by = 0
@@ -187,7 +189,7 @@ class Transition(Move):
         self.tracked = frozenset(pair for pair in self.tracked if pair[0] != self.server.key)
 
     def _change_server(self, kind: str, store: int = -1) -> None:
-        """Replace the server by another or an empty one: connections break, and subscribers learn that a bit later."""
+        """Replace the server by another or an empty one. Connections break; subscribers notice that a bit later."""
         self._move_clock(self.now + AWAY_US)
         listeners = self.server.store(self.store).subscribed
         self.store = self.server.change(self.store, kind, store)
@@ -205,7 +207,7 @@ class Transition(Move):
         self._cut_off(listeners)
 
     def _cut_off(self, listeners: frozenset[bytes]) -> None:
-        """Let these subscribers notice that they are subscribed no longer."""
+        """Let these subscribers notice that their subscriptions have ended."""
         for client, channel in enumerate(self.model.channels):
             if channel.encode() in listeners and self.stopped[client] != NEVER:
                 self.under_way.append(Under("cut", client, None))
@@ -238,13 +240,13 @@ class Transition(Move):
         return state
 
     def _is_unknown_to_its_owner(self, state: State) -> bool:
-        """Whether the lock was granted to a waiter that still waits. To all others it might as well be free."""
+        """Whether the lock was granted to a waiter that does not know yet. For all others it is as good as free."""
         if self.config.view is not None or self.config.polls or state.owner < 0 or state.stopped[state.owner]:
             return False
         return self.model.locals[state.locals[state.owner]].stage == "wants"
 
     def _is_next(self, state: State, client: int) -> bool:
-        """Whether that client can proceed, where only the first waiter can."""
+        """Whether that client may proceed: it is the first waiter, or the order does not matter."""
         view = self.config.view
         return view is None or not view.in_turn or client == self.model.first_waiter(state)
 

@@ -1,8 +1,8 @@
 """Programs of the clients of a search: every client runs one, each on its own ``Site``.
 
-A program reports its progress as the stage of its site, and what it does or learns as notes, which become events (see
-``invariants.history``). It may be cancelled wherever it waits. A client that learns that its lease is lost ignores
-that: it continues, and writes.
+A program reports its progress as the stage of its site. It reports what it does or learns as notes, which become events
+(see ``invariants.history``). It may be cancelled wherever it waits. If a client learns that its lease is lost, it
+ignores that: it continues, and writes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from holdfast.lab.simulation.process import Cancelled
 from holdfast.protocol.effects import wait
 
 NEWCOMER: Final = "N"  # the client that comes when all others are done
-AT_ONCE: Final = ((0, 0),)  # a holder leaves at once or when its stay is over; leaving in between is searched elsewhere
+AT_ONCE: Final = ((0, 0),)  # a holder leaves at once, or when its stay is over; other rows search the times between
 
 
 async def take_and_give_back(site: Site, what: str = "") -> None:
@@ -63,7 +63,7 @@ async def sleep(site: Site, seconds: float) -> bool:
 
 
 async def give_back(site: Site, protocol: Generator[Any, Any, Any], *, wholly: bool = False) -> None:
-    """Release, and end the visit; ``wholly``: after a successful release nothing of it may be left."""
+    """Release, and end the visit. ``wholly``: after a successful release, no key of the client may be left."""
     try:
         await site.machine.run(protocol)
     except (HoldfastError, Cancelled) as error:
@@ -75,6 +75,6 @@ async def give_back(site: Site, protocol: Generator[Any, Any, Any], *, wholly: b
 
 
 def role_of(site: Site, cast: str, newcomer: str) -> str:
-    """The letter for that client, of a cast with a letter for each; with fewer letters than clients, they repeat."""
+    """The letter of the cast for that client. If there are fewer letters than clients, the letters repeat."""
     name = site.machine.name
     return newcomer if name == NEWCOMER else cast["ABCDEFGH".index(name) % len(cast)]

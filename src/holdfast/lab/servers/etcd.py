@@ -1,17 +1,17 @@
-"""An in-memory model of etcd, as far as locks need it, on a clock that its owner moves.
+"""An in-memory model of etcd, as far as locks need it. Its owner moves its clock.
 
 It has the interface of ``store.Store``, so a search can use either. A command is ``etcd <request> <channel>``; the
 request is one of protocol/intents/requests.py: a transaction, a lease that is granted or renewed, or a watch. A watch
 sends ``token ask 1 0`` to the channel of its client when its keys change; if they have changed since its revision, at
-once. As in etcd, it is enough for a cluster that some members answer: what a client sees of a change of leader is a
-request that is late, or has no answer.
+once. Members are not modelled: a client sees a change of leader as a request that is late, or gets no answer.
 
-What a lock on etcd should know of it:
+What matters for a lock on etcd:
 
-- Each write has a revision of its own, and a key remembers that of its creation.
-- A lease ends no earlier than its seconds after it was last renewed. All its keys are deleted at one revision.
-- A request that names a lease that is gone fails, and does nothing.
-- Here, a watch sees no key that its lease has ended: a watch may be lost, so nothing may depend on it.
+- Each write has its own revision, and a key remembers the revision of its creation.
+- A lease of n seconds ends no earlier than n seconds after its last renewal. All its keys are deleted at one revision.
+- If a request names a lease that has ended, the request fails and changes nothing.
+- In this model, a watch does not report keys that are deleted because their lease has ended. A watch may be lost
+  anyway, so nothing may depend on it.
 """
 
 from __future__ import annotations
@@ -45,19 +45,19 @@ LEASE_UNKNOWN = b"requested lease not found"
 
 @dataclass(frozen=True)
 class Reply:
-    """What etcd answers. Not a tuple, which a search would take for the reply of a script."""
+    """The answer of etcd. It is not a tuple, because a search takes a tuple for the reply of a script."""
 
     result: Any
 
 
 class Etcd:
-    """One cluster of etcd, which is always of one mind."""
+    """One cluster of etcd. All its members always agree."""
 
     def __init__(self, now_us: int = START_US) -> None:
         self._now_us = now_us
         self.items: dict[str, Item] = {}
         self.revision = 1
-        self.leases: dict[int, tuple[int, int]] = {}  # its seconds, and when it ends
+        self.leases: dict[int, tuple[int, int]] = {}  # by id: its length in seconds, and when it ends
         self.last_lease = 0
         self.watches: frozenset[tuple[str, Watch]] = frozenset()  # by channel
         self.outbox: list[tuple[bytes, bytes]] = []
@@ -80,7 +80,7 @@ class Etcd:
                 for key in bound:
                     del self.items[key]
 
-    # What a search looks at.
+    # What a search reads.
 
     @property
     def values(self) -> dict[bytes, bytes]:
@@ -92,7 +92,7 @@ class Etcd:
         return {key.encode(): self.leases[item.lease][1] // 1000 - 1 for key, item in self.items.items() if item.lease}
 
     def execute(self, *words: Any) -> Any:
-        """Carry out one request: its Reply, or that its lease is unknown."""
+        """Execute one request. Returns its Reply, or LEASE_UNKNOWN."""
         _, request, channel = words
         result = self._carry_out(request, channel)
         return result if result == LEASE_UNKNOWN else Reply(result)
@@ -167,7 +167,7 @@ class Etcd:
         self.watches = frozenset(pair for pair in self.watches if pair[1].token != watch.token)
         there = [item for key, item in self.items.items() if _covers(watch, key)]
         if not there or (watch.puts and any(item.modified >= watch.revision for item in there)):
-            self._send(channel, watch)  # it has changed since
+            self._send(channel, watch)  # a key has changed since the revision of the watch
         else:
             self.watches |= {(channel, watch)}
 

@@ -1,8 +1,8 @@
-"""The bridge to Lua: scripts of the project, run as the server runs them.
+"""The bridge to Lua. It runs the scripts of the project as a server does.
 
-One Lua 5.1 interpreter serves every store of the process, and a script is compiled once, whatever the number
-of stores that load it: a script keeps nothing between two runs, so the store is all that it must be given. What
-a script may see and touch is in ``sandbox.lua``; how values change on their way in and out is here.
+One Lua 5.1 interpreter serves all stores of the process. A script keeps no state between two runs, so it is
+compiled once, even if many stores load it. ``sandbox.lua`` defines what a script can see and change; this module
+converts values between Python and Lua.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ class _Current:
 
     store: Store
     wrote = False
-    keys = 0  # how many it was given
+    keys = 0  # the number of its KEYS
 
 
 _scripts: dict[bytes, Script] = {}
 _current = _Current()
-_lock = threading.RLock()  # Stores of several threads share the interpreter, and so ``_current``.
+_lock = threading.RLock()  # Stores of several threads share the interpreter and ``_current``.
 
 
 def compile_script(source: bytes) -> Script:
@@ -58,7 +58,7 @@ def compile_script(source: bytes) -> Script:
 
 
 def compiled(digest: bytes) -> Script:
-    """A script that some store was given before."""
+    """A script that was compiled before."""
     return _scripts[digest]
 
 
@@ -69,7 +69,7 @@ def run(store: Store, script: Script, key_count: int, words: tuple[bytes, ...]) 
 
 
 def _dispatch(*words: object) -> tuple[Any, ...]:
-    """What ``redis.call`` and ``redis.pcall`` do."""
+    """Implements ``redis.call`` and ``redis.pcall``."""
     try:
         return _to_lua(_call([word if type(word) is bytes else _word(word) for word in words]))
     except ReplyError as error:
@@ -77,7 +77,7 @@ def _dispatch(*words: object) -> tuple[Any, ...]:
 
 
 def _sha1hex(text: object) -> bytes:
-    """What ``redis.sha1hex`` does."""
+    """Implements ``redis.sha1hex``."""
     data = text if type(text) is bytes else _word(text)
     return hashlib.sha1(data, usedforsecurity=False).hexdigest().encode()
 
@@ -95,8 +95,8 @@ def _call(words: list[bytes]) -> Reply:
     if _current.store.slot == "moving" and _is_away(words):
         raise ReplyError(f"ERR {NOT_LOCAL}")
     if command.write:
-        # Once a script has written anything, even by DEL, it is no longer stopped for lack of memory: half of
-        # its writes would be worse than all of them.
+        # After its first write, even by DEL, a script is not stopped for lack of memory: half of its writes would be
+        # worse than all of them.
         if _current.store.oom and not _current.wrote and command.deny_oom:
             raise ReplyError(OOM)
         _current.wrote = True
@@ -106,8 +106,8 @@ def _call(words: list[bytes]) -> Reply:
 def _is_away(words: list[bytes]) -> bool:
     """Whether a node that moves its slot away refuses this command, because a key does not exist.
 
-    It refuses a key that the script itself has just deleted, too. A script that asks for one key which does not exist
-    runs on the other node, where it may create it.
+    The node also refuses a key that the script itself has just deleted. A script with a single key that does not exist
+    runs on the other node, where it may create the key.
     """
     return words[0].upper() not in _WITHOUT_KEYS and _current.keys > 1 and words[1] not in _current.store.values
 
@@ -139,19 +139,19 @@ def _from_lua(tag: bytes, *values: Any) -> Reply:
         return [_from_lua(*_export(value)) if _is_table(value) else _scalar(value) for value in values[1:]]
     if tag == b"!":
         raise values[0]
-    # A status or an error is one line, and to the server the text ends where C says it does.
+    # A status or an error is one line, and the server ends the text at the first NUL byte, as C does.
     text = _text(values[0]).partition("\0")[0].replace("\r", " ").replace("\n", " ")
     return Status(text) if tag == b"+" else ReplyError(text)
 
 
 def _scalar(value: Any) -> Reply:
-    """Numbers lose their fraction, true is 1, and what has no counterpart (false, a function) is nil."""
+    """A value as a reply: numbers lose their fraction, true is 1; false and values without a counterpart are nil."""
     if isinstance(value, bytes):
         return value
     if isinstance(value, int):
         return None if value is False else int(value) if SMALLEST <= value <= LARGEST else SMALLEST
     if isinstance(value, float):
-        # What C makes of a float that does not fit, on the machines that we know: the smallest integer.
+        # If a float does not fit, C converts it to the smallest integer (on common machines).
         return int(value) if SMALLEST <= value < LARGEST else SMALLEST
     return None
 
@@ -160,7 +160,7 @@ def _text(value: bytes) -> str:
     return value.decode(errors="replace")
 
 
-# Without an encoding, Lua's strings are Python's bytes, and nothing is decoded on the way.
+# Without an encoding, Lua strings become Python bytes, and nothing is decoded.
 _runtime = LuaRuntime(encoding=None, unpack_returned_tuples=True, register_eval=False, register_builtins=False)
 _Table = type(_runtime.table())
 _compile: Callable[..., tuple[bytes, Any]]

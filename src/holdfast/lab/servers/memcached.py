@@ -1,19 +1,19 @@
-"""An in-memory model of one memcached server, as far as a lock needs it, on a clock that its owner moves.
+"""An in-memory model of one memcached server, as far as a lock needs it. Its owner moves its clock.
 
 It has the interface of ``store.Store``, so a search can use either. It knows these commands:
 
-    add <key> <flags> <exptime> <data>    STORED, or NOT_STORED if there is such an item
+    add <key> <flags> <exptime> <data>    STORED, or NOT_STORED if the item exists
     gets <key>                            data and cas of the item, or nothing
-    md <key> [C<cas>]                     HD if it was deleted, NF if there is none, EX if its cas is another
+    md <key> [C<cas>]                     HD if it was deleted, NF if it does not exist, EX if its cas differs
     version
 
-What a lock on memcached should know of it:
+What matters for a lock on memcached:
 
 - An exptime is in whole seconds: 0 means forever; a negative one has expired already; up to thirty days count from
-  now; more is a time since 1970.
-- Its clock ticks once a second, and an item expires at a tick. So an exptime of one second may be over almost at once.
-- Each write of an item gives the item a new cas. A restart begins to count again.
-- When memory is short, it evicts items: ``remove`` does that.
+  now; a larger number is a time since 1970.
+- The clock ticks once a second, and an item expires at a tick. So an exptime of one second may end almost at once.
+- Each write of an item gives the item a new cas. After a restart the count of cas starts again.
+- When memory is short, the server evicts items: ``remove`` does that.
 
 A real server counts seconds on a clock that cannot be set; here, as in ``Store``, the owner sets the time.
 """
@@ -38,7 +38,7 @@ BAD_TOKEN: Final = "CLIENT_ERROR bad token in command line format"
 class Memcached:
     """One server. Items are kept as bytes and their cas beside them, so that a copy costs three small dicts."""
 
-    slot = None  # it is no node of a cluster
+    slot = None  # it is not a node of a cluster
     __slots__ = ("_now_us", "connections", "deadlines", "outbox", "stamp", "stamps", "subscribed", "values", "written")
 
     def __init__(self, now_us: int = START_US) -> None:
@@ -65,7 +65,7 @@ class Memcached:
             self.remove(key)
 
     def execute(self, *words: bytes | str | int) -> Reply:
-        """Carry out one command. An error is a value like any other reply."""
+        """Execute one command. An error is a value like any other reply."""
         command, *rest = (encode(word) for word in words)
         try:
             match command, rest:
@@ -89,7 +89,7 @@ class Memcached:
         tick = self._now_us // 1_000_000
         ends = exptime if exptime > LONGEST_DELTA else tick + exptime
         self.stamp += 1
-        if exptime == 0 or ends > tick:  # else it has expired already, which memcached also answers with STORED
+        if exptime == 0 or ends > tick:  # if not, it has expired already; memcached answers STORED in this case too
             self.values[key] = data
             self.stamps[key] = self.stamp
             self.written.add(key)

@@ -6,7 +6,7 @@ import math
 
 
 class Status(str):
-    """A simple string such as ``OK``; what a key holds is always ``bytes``."""
+    """A simple string such as ``OK``. The value of a key is always ``bytes`` instead."""
 
     __slots__ = ()
 
@@ -36,7 +36,7 @@ OK = Status("OK")
 OOM = "OOM command not allowed when used memory > 'maxmemory'."
 WRONG_TYPE = "WRONGTYPE Operation against a key holding the wrong kind of value"
 
-# Beyond this a whole number is no longer written digit by digit, but as the shortest text that reads the same.
+# A larger whole number is not written with all digits, but as the shortest text that means the same number.
 _LARGEST_WRITTEN_WHOLE = 2**62
 
 
@@ -44,8 +44,8 @@ def format_number(number: float) -> bytes:
     """A number as the server writes it: a score, or a Lua number that is passed to a command.
 
     Whole numbers get no exponent in the range that matters to us (microseconds since 1970 are about 1.8e15),
-    although Lua's own ``tostring`` gives them one. Of a number that needs 16 or 17 digits, the server may write the
-    last ones differently.
+    although Lua's own ``tostring`` gives them one. If a number needs 16 or 17 digits, the last digits may differ from
+    those of the server.
     """
     if not math.isfinite(number):
         return b"-nan" if math.isnan(number) else b"inf" if number > 0 else b"-inf"
@@ -67,7 +67,7 @@ def _shortest_digits(number: float) -> tuple[str, int]:
 
 
 def _layout(digits: str, power: int) -> str:
-    """Where the server puts the point, and when it prefers an exponent."""
+    """The digits with the decimal point, or with an exponent, as the server writes them."""
     magnitude = power + len(digits) - 1
     if power >= 0 and magnitude < len(digits) + 7:
         return digits + "0" * power

@@ -1,20 +1,20 @@
--- The world that a script sees inside the server, for Lua 5.1.
+-- The environment that a script has inside the server, for Lua 5.1.
 --
--- Loaded once, with two Python functions: sha1hex(text), and dispatch(word, ...), which carries out a command of the
--- current store and returns a tag and what goes with it. The tags, in both directions:
+-- Loaded once, with two Python functions: sha1hex(text), and dispatch(word, ...), which runs a command on the current
+-- store and returns a tag and its values. The tags, in both directions:
 --
 --   ":" value            an integer, a string, or false for nil
 --   "*" count, ...       an array
 --   "+" text             a status, in Lua {ok = text}
 --   "-" text             an error, in Lua {err = text}
---   "!" exception        a fault of the lab itself, which no script may swallow
+--   "!" exception        an error of the lab itself, which no script may catch
 --
 -- Returns compile(source), run(chunk, key count, words...), export(table) and pack(...).
 
 local dispatch, sha1hex = ...
 
--- Scripts may not change anything that outlives them. The server has a Lua that can freeze tables; here a script
--- gets empty tables in front of the real ones.
+-- A script may not change anything that exists after its end. The server's Lua can make tables read-only; here a script
+-- gets empty tables that read from the real ones.
 local function deny()
   error("Attempt to modify a readonly table", 2)
 end
@@ -64,8 +64,8 @@ function redis.sha1hex(...)
   return sha1hex((...))
 end
 
--- An error reply that a script catches becomes its text (Valkey; to Redis 7 it stays a table). A fault of the lab
--- goes on to the caller of the script.
+-- If a script catches an error reply, the error becomes a text (in Valkey; in Redis 7 it stays a table). An error of the
+-- lab goes on to the caller of the script.
 local function caught(fine, problem, ...)
   if fine then
     return fine, problem, ...
@@ -86,7 +86,7 @@ local function bless(table, metatable)
   return setmetatable(table, metatable)
 end
 
--- No clock, no chance, no files: a script must do the same whenever the explorer runs it again.
+-- No clock, no random numbers, no files: a script must do the same each time the explorer runs it.
 local visible = {
   _VERSION = _VERSION,
   assert = assert,

@@ -1,7 +1,8 @@
-"""One connection to a store: WATCH, MULTI and what follows from them.
+"""One connection to a store, with WATCH and MULTI.
 
-The state is kept in the store, as a server keeps it, so copies and fingerprints of the store cover it. A session
-is only a name for it: after ``twin = store.copy()``, ``twin.session(name)`` carries on where the original stood.
+The store keeps the state of a connection, as a server does, so copies and fingerprints of the store include it. A
+session is only a name for that state: after ``twin = store.copy()``, ``twin.session(name)`` continues with the state
+that the original had.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ class Connection(NamedTuple):
     """What the server remembers of one connection."""
 
     watched: frozenset[bytes] = frozenset()
-    spoiled: bool = False  # A watched key was written. EXEC will do nothing, so what else is watched is moot.
+    spoiled: bool = False  # A watched key was written. EXEC will do nothing, so further watched keys do not matter.
     queue: tuple[tuple[bytes, ...], ...] | None = None  # None outside MULTI.
-    refused: bool = False  # A command could not be queued, so all are dropped, and EXEC will say so.
+    refused: bool = False  # A command could not be queued: all commands are dropped, and EXEC fails.
 
 
 _IDLE = Connection()
@@ -39,7 +40,7 @@ class Session:
         self._name = name
 
     def execute(self, *words: bytes | str | int) -> Reply:
-        """Carry out one command, or queue it."""
+        """Execute one command, or queue it after MULTI."""
         line = tuple(encode(word) for word in words)
         try:
             return self._execute(line)
@@ -47,7 +48,7 @@ class Session:
             return error.with_traceback(None)
 
     def close(self) -> None:
-        """The connection is lost, and with it what was watched and queued."""
+        """Forget the connection, with its watched keys and queued commands."""
         self._state = _IDLE
 
     @property
@@ -96,7 +97,7 @@ class Session:
         except ReplyError:
             self._state = self._state._replace(queue=(), refused=True)
             raise
-        if not (self._state.refused or self._state.spoiled):  # Else it is lost already, and nothing more is kept.
+        if not (self._state.refused or self._state.spoiled):  # If not, EXEC will run nothing anyway.
             self._state = self._state._replace(queue=(*queue, line))
         return QUEUED
 
@@ -112,7 +113,7 @@ class Session:
             raise ReplyError(f"EXECABORT Transaction discarded because of: {reason}") from None
         if state.queue is None:
             raise ReplyError("ERR EXEC without MULTI")
-        # Whatever the outcome, nothing is watched afterwards. All commands run, also after one that fails.
+        # After EXEC nothing is watched, whatever its outcome. If a command fails, the following ones still run.
         self._state = _IDLE
         if state.refused:
             raise ReplyError("EXECABORT Transaction discarded because of previous errors.")

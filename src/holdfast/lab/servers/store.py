@@ -1,21 +1,22 @@
-"""An in-memory model of one Redis server, on a clock that its owner moves.
+"""An in-memory model of one Redis server. Its owner moves its clock.
 
-It runs the very Lua files that production sends to real servers, so what the lab explores is what is deployed.
-What it knows of the server's behaviour is pinned by tests/lab/test_store_matches_server.py, which sends the same
-random commands to both.
+It runs the same Lua files that production sends to real servers, so the lab explores the deployed code.
+tests/lab/test_store_matches_server.py checks that the model behaves like a server: it sends the same random commands
+to both.
 
-Three decisions make it fit for an explorer that takes millions of steps:
+Three decisions make the model suitable for an explorer that takes millions of steps:
 
-- Values are immutable (see ``values``), and so is the state of connections: a copy costs a few small dicts.
-- Expiry happens when the clock is moved, to every key that it has passed. A real server expires lazily and in
-  the background, and but for DBSIZE no command can tell the difference; here, two stores with the same
-  fingerprint stay the same even if the clock is then set back. A key is gone once the clock is *past* its
-  deadline, as on the server: in the millisecond of the deadline itself it still exists, with a PTTL of 0.
-- What a real server returns in no particular order (KEYS, SMEMBERS, HGETALL) is sorted.
+- Values are immutable (see ``values``), and so is the state of connections. So a copy costs a few small dicts.
+- When the clock is moved, every key whose deadline has passed expires at once. A real server expires keys lazily and
+  in the background, but only DBSIZE shows the difference. With expiry at once, two stores with the same fingerprint
+  stay the same even if the clock is then set back. A key is gone once the clock is *past* its deadline, as on the
+  server: in the millisecond of the deadline itself the key still exists, with a PTTL of 0.
+- Replies that a real server gives in no particular order (KEYS, SMEMBERS, HGETALL) are sorted.
 
-``slot`` makes it a node of a cluster that gives away the only slot of its keys: it refuses scripts as such a node does.
+``slot`` makes the store a node of a cluster that is moving the only slot of its keys away: it then refuses scripts as
+such a node does.
 
-Left out: more than one database, blocking commands, eviction, replication, and RESP3.
+Not modelled: more than one database, blocking commands, eviction, replication, and RESP3.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ __all__ = ["Connection", "Reply", "ReplyError", "Session", "Status", "Store"]
 
 C = TypeVar("C", bound=Collection)
 
-START_US = 1_700_000_000_000_000  # Some instant of 2023, so that times have as many digits as in life.
+START_US = 1_700_000_000_000_000  # A time in 2023, so that times have as many digits as in production.
 
 
 class Store:
-    """One server. ``execute`` is what a client without a connection of its own would see."""
+    """One server. ``execute`` runs a command that needs no state of a connection; ``session`` has such state."""
 
     __slots__ = (
         "_now_us",
@@ -57,11 +58,11 @@ class Store:
         self.values: dict[bytes, Value] = {}
         self.deadlines: dict[bytes, int] = {}  # In milliseconds since 1970, for keys that have one.
         self.scripts: frozenset[bytes] = frozenset()  # The digests that EVALSHA knows.
-        self.connections: dict[Hashable, Connection] = {}  # Those with something to remember.
+        self.connections: dict[Hashable, Connection] = {}  # Only those with state: watched keys, or MULTI.
         self.outbox: list[tuple[bytes, bytes]] = []  # (channel, message), for the owner to deliver and clear.
         self.subscribed: frozenset[bytes] = frozenset()  # The channels that have a subscriber, one each.
         self.written: set[bytes] = set()  # The keys written since the owner last cleared this set.
-        self.oom = False  # Memory is used up: what may need more of it is refused.
+        self.oom = False  # Memory is full: commands that may need more memory are refused.
         self.slot = ""  # The slot of all keys, on a cluster: "moving" away, "divided" between two nodes, or settled.
 
     @property
@@ -82,7 +83,7 @@ class Store:
         return self._now_us // 1000
 
     def execute(self, *words: bytes | str | int) -> Reply:
-        """Carry out one command, as a client would send it. An error is a value like any other reply."""
+        """Execute one command, as a client would send it. An error is a value like any other reply."""
         return self.run([encode(word) for word in words])
 
     def run(self, words: Sequence[bytes]) -> Reply:
@@ -95,9 +96,9 @@ class Store:
             return error.with_traceback(None)
 
     def session(self, name: Hashable = None) -> Session:
-        """The connection of that name, new or not, which has WATCH and MULTI; without a name, always a new one.
+        """The connection of that name, new or existing, with WATCH and MULTI; without a name, always a new one.
 
-        What it remembers is part of the store, of its copies and, with the name, of its fingerprint.
+        Its state is part of the store and of copies of the store and, if it has a name, of the fingerprint.
         """
         return Session(self, object() if name is None else name)
 
@@ -117,7 +118,7 @@ class Store:
         return twin
 
     def fingerprint(self) -> Hashable:
-        """Equal for stores that behave the same from now on, but for what TIME says.
+        """Equal for stores that behave the same from now on, except for replies to TIME.
 
         Deadlines count from now. The part of the clock below a millisecond counts too, because it decides in
         which millisecond the next ttl will end.
@@ -138,7 +139,7 @@ class Store:
             self.slot,
         )
 
-    # What follows is for commands.
+    # The following methods are for commands.
 
     def string(self, key: bytes) -> bytes | None:
         value = self.values.get(key)
@@ -147,7 +148,7 @@ class Store:
         raise ReplyError(WRONG_TYPE)
 
     def collection(self, key: bytes, kind: type[C]) -> C:
-        """What the key holds; a missing key is an empty collection of whatever kind is asked for."""
+        """The value of the key; for a missing key, an empty collection of that kind."""
         value = self.values.get(key)
         if value is None:
             return kind()
@@ -156,7 +157,7 @@ class Store:
         raise ReplyError(WRONG_TYPE)
 
     def write(self, key: bytes, value: Value) -> None:
-        """Change what the key holds and keep its ttl. A collection that becomes empty is gone, key and all."""
+        """Change the value of the key and keep its ttl. If the new value is an empty collection, delete the key."""
         if not value and not isinstance(value, bytes):
             self.remove(key)
         else:
@@ -164,7 +165,7 @@ class Store:
             self._touch(key)
 
     def replace(self, key: bytes, value: Value, deadline: int | None = None) -> None:
-        """Make the key anew: its old ttl, if it had one, is gone."""
+        """Write the key as if it were new: an old ttl is removed."""
         self.values[key] = value
         if deadline is None:
             self.deadlines.pop(key, None)
@@ -173,7 +174,7 @@ class Store:
         self._touch(key)
 
     def expire(self, key: bytes, deadline: int) -> None:
-        """Give the key a deadline. One that has come already removes the key now, a millisecond early."""
+        """Give the key a deadline. If the deadline is now or earlier, delete the key at once, as the server does."""
         if deadline <= self.now_ms:
             self.remove(key)
         else:
@@ -187,7 +188,7 @@ class Store:
         return True
 
     def _touch(self, key: bytes) -> None:
-        """Spoil the transactions of all connections that watch the key, also if the value is the same as before."""
+        """Mark all connections that watch the key: their EXEC will fail, even if the value is the same as before."""
         self.written.add(key)
         for name, connection in self.connections.items():
             if key in connection.watched:

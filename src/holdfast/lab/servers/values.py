@@ -1,7 +1,7 @@
-"""What a key can hold.
+"""The values that a key can have.
 
-Values are never changed in place: a write puts a new one in the key. So a copy of a store shares them all,
-and costs a few small dictionaries however much they hold.
+Values are never changed in place: a write replaces the value of the key. So a copy of a store shares all values, and
+costs a few small dictionaries, however large the values are.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ KINDS = frozenset(_NAMES.values())
 
 
 def kind_of(value: Value) -> str:
-    """What TYPE calls it."""
+    """The reply of TYPE for this value."""
     return _NAMES[type(value)]
 
 
 def freeze(value: Value) -> Hashable:
-    """The value as something to be hashed, the same for values that no command tells apart."""
+    """The value in hashable form. Equal for values that no command can distinguish."""
     if isinstance(value, dict):
         return kind_of(value), frozenset(value.items())
     return value

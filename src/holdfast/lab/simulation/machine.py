@@ -87,8 +87,8 @@ class Machine:
 
     @types.coroutine
     def run(self, protocol: fx.Effects[Any]) -> Generator[fx.Effect, Any, Any]:
-        """Awaited by a coroutine that is a process of the world, it lets the protocol's effects through."""
-        if self.crashed:  # a closed coroutine still runs the exits of its ``async with`` blocks: they do nothing
+        """Run a protocol. Await this in a coroutine of a process of the world, which performs the effects."""
+        if self.crashed:  # a closed coroutine still runs the exits of its ``async with`` blocks; they must do nothing
             raise GeneratorExit
         process: Process = yield fx.Caller()
         process.depth += 1

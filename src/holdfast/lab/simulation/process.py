@@ -18,7 +18,7 @@ from holdfast.protocol.mutex import CLEANUP_WAIT
 if TYPE_CHECKING:
     from holdfast.lab.simulation.machine import Machine
 
-_NOW = object()  # as an answer: what time it is when it is received
+_NOW = object()  # an answer that is replaced by the time at which the process receives it
 
 
 class Cancelled(BaseException):
@@ -46,7 +46,7 @@ class _Block:
 
 
 class _Answer:
-    """What a process does with the replies that it waits for."""
+    """Passes replies to the process that waits for them."""
 
     __slots__ = ("_unpacked", "pending", "process")
 
@@ -60,25 +60,26 @@ class _Answer:
 
 
 def is_awaited(answer: Callable[[Any], None]) -> bool:
-    """Whether a process still waits for that answer; True if that cannot be told."""
+    """Whether a process still waits for that answer; True if that is unknown."""
     return not isinstance(answer, _Answer) or answer.process.waits_for(answer.pending)
 
 
 def _of_link(replies: list[Any]) -> Any:
-    """The replies on a dedicated connection; or, if it could not be opened, that failure."""
+    """The replies on a dedicated connection; if the connection is broken, the failure."""
     return (
         replies[0] if all(isinstance(reply, fx.StepFailed) and reply.connection_broke for reply in replies) else replies
     )
 
 
 _UNPACKED: dict[type, Callable[[list[Any]], Any]] = {
-    fx.Call: itemgetter(0),  # of a scan, the server of the world has all keys in one part:
+    fx.Call: itemgetter(0),
+    # The server of the world answers a scan with all keys in one part.
     fx.Scan: lambda replies: replies[0] if isinstance(replies[0], fx.StepFailed) else ("", replies[0][1]),
 }
 
 
 def _ceil_us(seconds: float) -> int:
-    """Rounded up: a process that is woken early would only look at the clock and wait again."""
+    """Microseconds, rounded up: a process that is woken too early would only look at the clock and wait again."""
     us = math.ceil(seconds * 1e6)
     return us if us / 1e6 >= seconds else us + 1
 
@@ -88,7 +89,7 @@ class Process:
 
     def __init__(self, machine: Machine, routine: Any) -> None:
         self.machine = machine
-        self.acts_for = machine  # whose client it uses at the moment
+        self.acts_for = machine  # the machine whose client it uses at the moment
         self.world = machine.world
         self.done = False
         self.result: Any = None
@@ -169,7 +170,7 @@ class Process:
         self.machine.do(lambda: self._resume(value))
 
     def _resume(self, value: Any) -> None:
-        """Continue with the answer; or with a cancellation that came between the answer and now."""
+        """Continue with the answer, or with a cancellation that came after the answer."""
         if self.cancel_noted:
             if not self._shielded:
                 self.cancel_noted = False
@@ -178,7 +179,7 @@ class Process:
                 value = fx.Interrupted()  # the shielded call failed; the caller does not wait for another try
         if value is _NOW:
             value = self.machine.now()
-        elif callable(value):  # an error of a time-out, made only when it is needed: most time-outs never happen
+        elif callable(value):  # makes the error of a timeout; most timeouts never happen, so it is made late
             value = value()
         advance = self._routine.throw if isinstance(value, BaseException) else self._routine.send
         self._go(advance, value)
@@ -218,7 +219,7 @@ class Process:
             machine.registry.show_presence(effect.hold, machine.now())
             return machine.keep()
         if isinstance(effect, fx.ReportLoss):
-            self._shielded = True  # if the callback cancels this process, that is noted until the protocol ends
+            self._shielded = True  # if the callback cancels this process, that waits for the end of the protocol
             for callback in (effect.hold.observer, effect.hold.notify):
                 if callback is not None:
                     callback()
@@ -251,7 +252,7 @@ class Process:
                 return self.machine.now()
 
             def wake() -> None:
-                if self._pending is pending:  # else its time-out came first, and the wakeup stays set
+                if self._pending is pending:  # if not, its timeout came first, and the wakeup stays set
                     wakeup.clear()
                     self.answer(pending, _NOW)
 

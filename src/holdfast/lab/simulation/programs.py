@@ -1,8 +1,8 @@
-"""Protocols on a model of etcd: each step is carried out by its program, request by request.
+"""Protocols on a model of etcd: a program runs each step, request by request.
 
-``expanded`` stands between a protocol and the machine that runs it. The requests of a program are calls of their own,
-so a search can lose, delay and repeat each of them, and let other clients act between any two. This is what the engine
-for etcd does over HTTP, with the same programs.
+``expanded`` sits between a protocol and the machine that runs it. Each request of a program is a separate call. So a
+search can lose, delay and repeat each request, and let other clients act between any two of them. The engine for etcd
+runs the same programs over HTTP.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def use_etcd(machine: Machine) -> None:
-    """Let all that this machine will run act on etcd."""
+    """Let everything that this machine runs from now on use etcd."""
     machine.session = Session()
     machine.router.armed = True
     machine.registry.keys_expire = False
@@ -90,7 +90,7 @@ def _run(program: Program, timeout: float, shielded: bool, channel: str) -> Effe
                 reply = yield Call(Command(("etcd", request, channel)), timeout, shielded)
             except StepFailed as failed:
                 if isinstance(request, Watch | Unwatch):
-                    value = None  # it is lost, and nothing may depend on it
+                    value = None  # the watch is lost, which is allowed: nothing may depend on a watch
                     continue
                 failed.sent = failed.sent or sent
                 raise

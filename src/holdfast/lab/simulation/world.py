@@ -44,10 +44,10 @@ class Fate(NamedTuple):
     """What becomes of a message, or of a notification."""
 
     lost: bool = False  # never executed
-    late_us: int = 0  # executed later by this, also if its sender has given up by then
-    again_us: int = 0  # executed once more, later by this
+    late_us: int = 0  # executed this much later, even if its sender has given up by then
+    again_us: int = 0  # executed a second time, this much later
     reply_lost: bool = False
-    reply_late_us: int = 0  # its reply arrives later by this; notifications sent meanwhile overtake it
+    reply_late_us: int = 0  # its reply arrives this much later; notifications sent meanwhile overtake the reply
     sender_crashes: str = ""  # "before" or "after" it was executed
 
 
@@ -115,7 +115,7 @@ class World:
         self._events: list[tuple[int, float, int, Callable[[], None]]] = []
         self._count = 0
         self._machines = 0
-        # With a seed, events that are due at the same time happen in random order; without, in the order of asking.
+        # With a seed, events that are due at the same time happen in random order; else in the order of requests.
         self._dice = random.Random(seed) if seed is not None else None
 
     def machine(self, name: str = "") -> Machine:
@@ -147,7 +147,7 @@ class World:
         return True
 
     def run(self, process: Process | None = None, *, seconds: float = 3600.0) -> Any:
-        """The result of the process (or its error), once it has ended; without a process, just let time pass."""
+        """Run until the process has ended; returns its result or raises its error. Without a process, let time pass."""
         end_us = self.now_us + round(seconds * 1e6)
         while process is None or not process.done:
             if not self._events or self._events[0][0] > end_us:
@@ -292,7 +292,7 @@ class World:
     # Faults of the server.
 
     def set_server_clock(self, seconds: float) -> None:
-        """Set the server's clock forward; back, if negative. Deadlines stay where they are."""
+        """Set the server's clock forward, or back if ``seconds`` is negative. Deadlines of keys do not change."""
         self.store.now_us += round(seconds * 1e6)
 
     def hang(self) -> None:

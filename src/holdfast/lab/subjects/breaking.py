@@ -1,7 +1,7 @@
 """A lock that an operator breaks: one client of the row inspects the lock, and breaks the hold that it has seen.
 
-The broken holder may be stopped, and notice late. So mutual exclusion is knowingly given up; fences must still rise,
-and a resource that checks them must refuse the broken holder once the next one has written.
+The holder whose lock was broken may be stopped, and notice late. So mutual exclusion is not guaranteed here. Fences
+must still rise, and a resource that checks them must refuse that holder once the next holder has written.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def breaking_config(roles: str = "nno", **bounds: Any) -> Config:
 
 
 async def _break(site: Site) -> None:
-    """Break the hold that is there, once. An operator wants nothing for itself."""
+    """Break the current hold, once. The operator does not want the lock itself."""
     keys, machine = keys_of(NAME), site.machine
     try:
         info = await machine.run(inspect(keys, LAB_OPTIONS, 1))

@@ -69,9 +69,9 @@ class Claim:
 
 
 def cache_config(cast: str = "RVI", *, ttl: float = 3600.0, stale: float = 0.0, **bounds: Any) -> Config:
-    """For each client what it does: it asks for the value (R), asks a little later (L), or two of its tasks do both
-    (V); it asks, and its computations fail (F); or it changes the source of the value, and invalidates it (D), and then
-    asks (I)."""
+    """``cast`` has a letter for each client. R: it asks for the value. L: it asks a little later. V: one of its tasks
+    does R, another L. F: it asks, and its computations fail. D: it changes the source of the value, and invalidates the
+    value. I: it does D, and then asks."""
     config = fenced_config(key=_ENTRY.shared[1], view=CacheView(), clients=len(cast), cohort=0, **bounds)
 
     async def visit(site: Site) -> None:

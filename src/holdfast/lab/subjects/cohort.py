@@ -1,7 +1,7 @@
 """A lock that several tasks of each client want: they wait in the local queue, and pass the lease on.
 
-Every event names the task, so that invariants treat two tasks of a client like two clients. A cancellation strikes the
-main task of a client, which comes just before the other (F), or a little later (S).
+Every event names the task, so invariants treat two tasks of a client like two clients. A cancellation hits the main
+task of a client. The main task comes just before the other task (F), or a little later (S).
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from holdfast.lab.simulation.process import Cancelled
 from holdfast.lab.subjects.rows import fenced_config
 
 LATER: Final = 0.02
-SOON: Final = ((0, 30_000),)  # at once, or when the second task has come; then there is still time for a pass
+SOON: Final = ((0, 30_000),)  # at once, or when the second task has come, while there is still time to pass the lock on
 MAIN, OTHER = 1, 2
 
 
 def cohort_config(cast: str = "FS", **bounds: Any) -> Config:
-    """For each client whether its main task comes first (F) or second (S), or is its only task (1)."""
+    """``cast`` has a letter for each client: its main task comes first (F) or second (S), or is its only task (1)."""
     config = fenced_config(**{"clients": len(cast), "leaves_us": SOON, **bounds})
 
     async def visit(site: Site) -> None:
@@ -61,7 +61,7 @@ class _Crew:
             site.note("refused", what=why, task=task)
             self._move(task, "over")
             return
-        if lease._hold.passed:  # else the server has minted the fence, which is already an event
+        if lease._hold.passed:  # if not, the server has minted the fence, and that is an event already
             site.note("minted", fence=lease.fence, task=task)
         self._move(task, "holds")
         site.begin(lease, task, PASSED if lease._hold.passed else "")

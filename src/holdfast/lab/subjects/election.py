@@ -21,8 +21,8 @@ OVERDUE_US: Final = round(SHORTEST_CALL * 1e6)  # how long the last renewal may 
 
 
 def election_config(cast: str = "RRO", **bounds: Any) -> Config:
-    """For each client what it does: it leads and resigns (R), leads for two terms in a loop, the first of which
-    ends at once (T), or observes (O)."""
+    """``cast`` has a letter for each client. R: it leads and resigns. T: it leads for two terms in a loop, and the
+    first term ends at once. O: it observes."""
     keys = keys_of(NAME)
     config = fenced_config(cohort=0, **{"clients": len(cast), "leaves_us": AT_ONCE, **bounds})
 
@@ -86,7 +86,7 @@ async def _look_on(site: Site, election: BaseElection[QuietLease]) -> None:
 
 
 def _elected(model: Any, was: State, state: State, fence_key: bytes) -> Iterator[tuple[int, str, str]]:
-    """The new owner of the key, and its fence. It may not know yet; without pub/sub no other event tells."""
+    """The new owner of the key, and its fence. The owner may not know yet; without pub/sub no other event shows it."""
     if was.store == state.store:
         return
     before, (value, fences) = (

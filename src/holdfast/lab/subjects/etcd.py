@@ -1,4 +1,4 @@
-"""The locks on etcd: those of production, on a model of etcd."""
+"""The locks of production on etcd, on a model of etcd."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LONGER_US: Final = 2_000_000
 
 
 class _Queue:
-    """What a search reads of the intents of one name."""
+    """What a search reads from the store about the intents of one name."""
 
     has_owner = False
     in_turn = True
@@ -50,7 +50,7 @@ class _Queue:
 
 
 def etcd_config(make: Callable[..., Config] = fenced_config, *, permits: int = 1, **bounds: Any) -> Config:
-    """A lock on etcd; ``make`` gives the same lock on Redis."""
+    """A lock on etcd. ``make`` returns the configuration of the same lock on Redis."""
     config = make(**bounds)
 
     def make_lock(driver: Any) -> Any:
@@ -58,7 +58,7 @@ def etcd_config(make: Callable[..., Config] = fenced_config, *, permits: int = 1
         lock._options = replace(lock._options, passes=False)
         return lock
 
-    # A waiter asks every half second, so a key that its lease has ended is noticed within that time.
+    # A waiter asks every half second, so it notices within that time that a key has ended with its lease.
     return config._replace(
         make_lock=make_lock,
         new_store=Etcd,
@@ -69,6 +69,6 @@ def etcd_config(make: Callable[..., Config] = fenced_config, *, permits: int = 1
     )
 
 
-# Two clients: a step is several requests, so three have more runs without a fault than can be explored in a minute.
+# Two clients: a step is several requests, so three clients have more runs than can be explored in a minute.
 SEMAPHORE: Final = partial(etcd_config, semaphore_config, permits=2, clients=2)
 RWLOCK: Final = partial(etcd_config, rwlock_config, clients=2)

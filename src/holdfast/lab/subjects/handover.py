@@ -1,8 +1,7 @@
-"""Holds that are handed over: some clients of a row give their hold away by a ticket, and some look for a ticket before
-they acquire.
+"""Holds that are handed over: some clients hand over by a ticket, and some look for a ticket before they acquire.
 
-A ticket is posted in a key on the same server; so it can be lost, late, read by two clients, and outlive its use. A
-client that finds its ticket used up acquires as usual.
+A ticket is written to a key on the same server. So it can be lost, arrive late, be read by two clients, and exist after
+its use. If a client finds that its ticket is used up, it acquires as usual.
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ TAKES: Final = "tb"
 
 
 def handover_config(make: Callable[..., Config] = fenced_config, roles: str = "gtn", **bounds: Any) -> Config:
-    """That row, whose clients give (g), take (t), do both (b), or neither (n)."""
-    # A hold that was handed over and not adopted lasts for its ttl. So a waiter behind a silent one may have to wait
-    # until that is removed from the queue, and for its own next refresh: longer than any client stays.
+    """The row of ``make``, whose clients hand over (g), adopt (t), do both (b), or neither (n)."""
+    # A hold that was handed over and not adopted lasts for its ttl. So a waiter behind a silent waiter may have to wait
+    # until the silent one is removed from the queue, and for its own next refresh: longer than any client stays.
     config = make(**{"clients": len(roles), "idle_us_per_fault": 1_500_000, **bounds})
 
     async def visit(site: Site) -> None:
@@ -78,7 +77,7 @@ def _pass_on(lease: Any) -> Generator[Any, Any, None]:
 
 
 def _on_the_board(*words: str) -> Generator[Any, Any, Any]:
-    """Send the command once. If that fails, there is no ticket, and the hold expires by its ttl."""
+    """Send a command for the ticket's key, once. If it fails, there is no ticket, and the hold expires by its ttl."""
     try:
         return (yield from call(Command(words), 1.0))
     except StepFailed:

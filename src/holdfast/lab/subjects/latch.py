@@ -1,7 +1,7 @@
 """A latch: some clients count down, some wait, some do both, and two tasks may wait in one process.
 
-A client that counts down does some work first, so that a latch can open at any time. A newcomer, which comes when all
-others are done, counts down as often as could be missing, and must then pass.
+A client that counts down does some work first, so that a latch can open at any time. A newcomer comes when all others
+are done. It counts down by the whole count, in case others are missing, and must then pass.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class LatchView:
 
 
 def latch_config(cast: str = "VDD", count: int = 2, **bounds: Any) -> Config:
-    """For each client what it does: it counts down (D), waits (W), counts down and then waits (B); or two of its tasks
-    wait (V)."""
+    """``cast`` has a letter for each client: it counts down (D), waits (W), counts down and then waits (B); or two of
+    its tasks wait (V)."""
     keys, options = keys_of(NAME), replace(LAB_OPTIONS, cohort=0)
     key = f"{keys.head}latch{keys.tail}"
     view = LatchView(key)
@@ -87,7 +87,7 @@ def latch_config(cast: str = "VDD", count: int = 2, **bounds: Any) -> Config:
 
 
 async def _count_down(site: Site, latch: BaseLatch, count: int) -> bool:
-    """Whether count_down succeeded; if not, it may have been counted all the same."""
+    """Whether count_down succeeded. If not, the server may have counted it nevertheless."""
     site.stage = "counts"
     try:
         left = await site.machine.run(latch._count_down(1))

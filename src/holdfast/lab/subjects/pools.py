@@ -38,7 +38,7 @@ class PoolView:
         return {token: slot for token, slot in slots.items() if slot is not None}
 
     def is_free(self, store: Any, name: str | None) -> bool:
-        """Whether that client could get a permit if it is its turn; without a client, whether all permits are free."""
+        """Whether that client could get a permit at its turn; without a client, whether all permits are free."""
         inside = self.inside(store)
         mode = ALL if name is None else self._modes[name]
         if not inside or mode == ALL:
@@ -66,7 +66,7 @@ def semaphore_config(permits: int = 2, **bounds: Any) -> Config:
 
 
 def rwlock_config(modes: str = "RWR", **bounds: Any) -> Config:
-    """A readers-writer lock: for each client whether it is a reader (R) or a writer (W). A newcomer writes."""
+    """A readers-writer lock. ``modes`` says for each client: a reader (R) or a writer (W). A newcomer is a writer."""
     keys, options = keys_of(NAME), replace(LAB_OPTIONS, cohort=0)
     of_client = {name: ANY if mode == "R" else ALL for name, mode in zip(_CLIENTS, cycle(modes), strict=False)}
 

@@ -30,18 +30,18 @@ from holdfast.lab.subjects.rlock import rlock_config
 from holdfast.lab.subjects.rows import crowd_config, fenced_config
 from holdfast.lab.subjects.several import several_config
 
-# Faults of clients and messages. Not: a server that loses acknowledged writes, and a wrong wall clock, which none of
-# the primitives reads.
+# The daily faults are those of clients and messages. Excluded: a server that loses acknowledged writes, and a wrong
+# wall clock, because no primitive reads the wall clock.
 _NOT_DAILY: Final = UNRELIABLE_SERVER | {"skew", "script_flush", "duplicate"}
 DAILY_KINDS: Final = tuple(kind for kind in DEFAULT_FAULTS if kind not in _NOT_DAILY)
 
 _LOCK: Final = tuple(CHECKS)
 _POOL: Final = ("NoFalseHold", "NoOrphan", "NoLostWakeup", "FenceMonotone", "AcquireTotality")
-# A client that one name refuses waits in that queue first; and a client with a ticket is served before the waiters.
+# Without Fifo: if one name refuses a client, it waits in that queue first; and a ticket is served before the waiters.
 _UNORDERED: Final = tuple(name for name in CHECKS if name != "Fifo")
-# An operator removes a key that is not its own, and the broken holder may notice late.
+# An operator removes a key of another client, and the holder whose lock was broken may notice late.
 _BROKEN: Final = tuple(name for name in CHECKS if name not in ("MutualExclusion", "OwnerOnlyRelease"))
-# No key names its owner; and the order of arrival is that of creation, not of a client's first request.
+# No key contains its owner's token; and the order of arrival is that of created keys, not of first requests.
 _ON_ETCD: Final = tuple(name for name in _UNORDERED if not name.startswith("OwnerOnly"))
 _SAFETY: Final = ("MutualExclusion", "FencedSafety", "NoFalseHold", "FenceMonotone")
 # Not all clients want the same name: two may hold a lock at once, and fences of different names have no common order.
@@ -53,9 +53,9 @@ _LATCH: Final = ("ShutUntilZero", "CountedOnce", "NoLostWakeup", "NoOrphan")
 
 # A slot that moves loses nothing. A failover loses what no replica had; with ``replicas=`` every grant was confirmed.
 _MOVING: Final = (*DAILY_KINDS, "reshard")
-# Renewals are not confirmed: a holder that is paused when one of them is lost has a row of its own.
+# Renewals are not confirmed: "replicas:paused" searches a holder that is paused when a renewal is lost.
 _REPLACED: Final = (*(kind for kind in DAILY_KINDS if kind != "pause"), "failover", "unconfirmed")
-# A grant that is being confirmed has not returned yet; so waiters that came later seem to be passed over.
+# Without Fifo: a grant has not returned while it is being confirmed, so later waiters seem to be passed over.
 _REPLICAS: Final = partial(fenced_config, replicas=1, lag=3, leaves_us=AT_ONCE)
 
 
@@ -63,7 +63,7 @@ class Primitive(NamedTuple):
     config: Callable[..., Config]  # given bounds, which are fields of Config
     invariants: tuple[str, ...]
     kinds: tuple[str, ...] = DAILY_KINDS  # the faults that are searched
-    limits: tuple[str, ...] = ()  # invariants that these faults break: the search must find out how. None of the others
+    limits: tuple[str, ...] = ()  # invariants that these faults break, as the search must show; the others must hold
 
 
 PRIMITIVES: Final[dict[str, Primitive]] = {

@@ -27,7 +27,7 @@ class QuietReentrantLease(protocol.ReentrantLease, QuietLease):
 
 
 def rlock_config(cast: str = "212", **bounds: Any) -> Config:
-    """For each client its level while it stays: 2, or 1 after the first release."""
+    """``cast`` says for each client its level while it stays: 2, or 1 (after the first release)."""
     keys, options = keys_of(NAME), replace(LAB_OPTIONS, cohort=0)
 
     def make_locks(driver: Any) -> tuple[Any, Any]:
@@ -56,7 +56,7 @@ async def _nest(site: Site, stays_at: str) -> None:
         same = await run(other._enter())
         levels += same is lease
     except LeaseLost:
-        pass  # the client knew of the loss by then
+        pass  # the client has noticed the loss already
     _note_level(site, lease, levels)
     site.spawn(_trespass(site, other, lease), site.machine)
     if stays_at == "2":
@@ -92,7 +92,7 @@ async def _trespass(site: Site, lock: Any, lease: Any) -> None:
 
 
 def _owns(lock: Any) -> Any:
-    """Whether the calling task would be let in without asking the server."""
+    """Whether the calling task counts as the owner, and could acquire without asking the server."""
     me = yield from caller()
     return lock._find(me) is not None
 

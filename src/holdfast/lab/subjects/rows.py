@@ -1,6 +1,6 @@
 """The rows of the matrix: each recipe, and the fenced lock.
 
-A row is a lock and the bounds of its search; the search finds out the rest.
+A row consists of a lock and the bounds of its search.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from holdfast.protocol.recipes.base import BaseRecipe, FencelessLease
 from holdfast.protocol.recipes.deadline import Deadlined
 
 TTL: Final = 3.0
-PACE: Final = {"sleep": 1.6}  # between tries, chosen so that tries and expiries do not coincide
-# How long a holder stays at most; the mistake of the program with the repair shows in the last half second only.
+PACE: Final = {"sleep": 1.6}  # seconds between tries; chosen so that tries and expiries do not coincide
+# How long a holder stays at most. The mistake of setnx_repair shows only in the last half second.
 STAY_US: Final = {"setnx_repair": 2_900_000}
 TIMEOUT: Final = 1.0  # of one command
 NAME: Final = "foo"
 
-# A row is the name of a recipe, or a name and a variant, which differs in these options.
+# A row is the name of a recipe, or a name and a variant. A variant differs from the recipe in these options.
 VARIANTS: Final[dict[str, dict[str, Any]]] = {
     "setnx_repair:as_written": {"repair": "as_written"},
     "getset:same_value": {"release": "same_value"},
     "getset:del": {"release": "del"},
 }
 
-# Each recipe with its variants behind it, and the fenced lock.
+# Each recipe, followed by its variants, and the fenced lock.
 ROWS: Final = (*sorted([*RECIPES, *VARIANTS], key=lambda row: [*RECIPES].index(row.partition(":")[0])), FENCED)
 
 LAB_OPTIONS: Final = LockOptions(ttl=TTL)
@@ -53,13 +53,13 @@ def config_of(row: str, **bounds: Any) -> Config:
 
 
 def recipe_config(name: str, **options: Any) -> Config:
-    """A recipe with those options; the other options are the lab's."""
+    """A recipe with these options; the other options are defaults of the lab."""
     options = {**PACE, **({"ttl": TTL} if "ttl" in options_of(name) else {}), **options}
     return scheme_config(algorithm_of(name, options))._replace(stay_us=STAY_US.get(name, 1_700_000))
 
 
 def scheme_config(scheme: Algorithm) -> Config:
-    """Any lock of that algorithm, also one that is no recipe."""
+    """A lock of that algorithm, which need not be a recipe."""
     keys = keys_of(NAME, scheme.prefix)
     options = replace(LAB_OPTIONS, timeout=TIMEOUT, cohort=0, renew=False)
     return Config(
@@ -89,7 +89,7 @@ class QuietLease(BaseLease):
 
 
 def crowd_config(make: Callable[..., Config] | None = None, **bounds: Any) -> Config:
-    """A lock (by default the fenced one) whose keeper refreshes its waiters in a batch, even if there are few."""
+    """A lock (by default the fenced lock) whose keeper refreshes its waiters in a batch, even if there are few."""
     config = (make or fenced_config)(**bounds)
 
     def make_lock(driver: Any) -> Any:

@@ -1,9 +1,10 @@
 """Locks on several names: each client wants its own set of names, a letter each.
 
-A name is *kept* for a waiter whose token is in the key and in the queue of that name; no client relies on a kept name.
-In addition to the invariants of every lock, the search reads the store after each step: whether a client holds some of
-its names only, and whether one was served before another that stands in all its queues and arrived earlier (less than
-2 s ago, and no fault befell either; a client that was refused earlier and stands in one queue may be served first).
+A name is *kept* for a waiter if the waiter's token is both in the key and in the queue of that name; no client relies
+on a kept name. In addition to the invariants of every lock, the search reads the store after each step. It checks
+whether a client holds only some of its names. It also checks whether a client was served before a waiter that is in all
+its queues and arrived earlier. This check leaves out waiters that arrived more than 2 s ago, clients that a fault has
+hit, and a client in one queue that was refused earlier, because that client may be served first.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from holdfast.protocol.lock import BaseLock
 
 _CLIENTS: Final = "ABCDEFGH"
 _SHARED: Final = "b"  # the name whose key the search watches
-# A stopped waiter is passed over after a second, by a step that others send every half second.
+# A stopped waiter is passed over after a second, by a step that other clients send every half second.
 _KEPT_FOR_THE_STOPPED_US: Final = 1_600_000
-_LENT_AFTER_US: Final = 2_000_000  # from then on a kept name goes to a later waiter now and then; see lua/multi
+_LENT_AFTER_US: Final = 2_000_000  # after this a kept name is sometimes lent to a later waiter; see lua/multi
 
 
 class NamesView:
@@ -40,7 +41,7 @@ class NamesView:
         self._keys: dict[str, Keys] = {name: keys_of(name) for name in names}
 
     def is_free(self, store: Any, name: str | None) -> bool:
-        """Whether no name is held. Then the waiter that arrived first can proceed, also if names are kept."""
+        """Whether no name is held. Then the waiter that arrived first can proceed, even if names are kept."""
         return not self._holders(store)
 
     def is_blocked_by(self, store: Any, name: str) -> bool:
@@ -56,7 +57,7 @@ class NamesView:
         return queue
 
     def _holders(self, store: Any) -> dict[str, bytes]:
-        """By name, the token that holds it: of a holder, or of a waiter that does not know of its grant yet."""
+        """By name: the token of its holder, or of a waiter that does not know of its grant yet."""
         tokens = {letter: store.values.get(keys.main.encode()) for letter, keys in self._keys.items()}
         return {
             letter: token
@@ -65,7 +66,7 @@ class NamesView:
         }
 
     def look(self, model: Any, was: State, state: State) -> Iterator[tuple[int, str, str]]:
-        """Clients that hold some of their names only, and clients that were overtaken in a queue."""
+        """Events for clients that hold only some of their names, and for clients that were overtaken in a queue."""
         if was.store == state.store:
             return
         before, after = model.server.store(was.store), model.server.store(state.store)
@@ -90,7 +91,7 @@ class NamesView:
                         yield late, "overtaken", letter
 
     def _overtaken(self, before: Any, after: Any, letter: str, token: bytes) -> Iterator[bytes]:
-        """Waiters in that queue that stand in all of their queues, and arrived before the client that got the name."""
+        """Waiters in that queue that are in all of their queues, and arrived before the client that got the name."""
         queue = self._queue(before, letter)
         arrived = queue.get(token, float("inf"))
         for other, score in queue.items():
@@ -113,7 +114,7 @@ class NamesView:
 
 
 def _came_first(arrived: tuple[int, ...], client: int, other: int) -> bool:
-    """Whether that client was refused earlier, which counts for a waiter that stands in one queue only."""
+    """Whether ``client`` was refused before ``other``. A waiter in only one queue may then be served first."""
     return client in arrived and other in arrived and arrived.index(client) < arrived.index(other)
 
 

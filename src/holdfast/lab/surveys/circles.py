@@ -1,9 +1,9 @@
 """The search of one row, in circles: a circle is a number of clients, a number of faults, and their kinds.
 
 The trace that is shown comes from the first circle that has one (few faults before many, mild faults before worse ones,
-few clients before many), and is the shortest there. The order of searching differs: first a little of every small
-circle, then a little more, because most mistakes show early. Only then each circle is explored as far as time allows.
-So a trace may be found in a wide circle first, and be replaced by that of an earlier circle.
+few clients before many), and is the shortest there. The order of the search is different: first a little of every small
+circle, then a little more, because most mistakes show early. After that, each circle is explored as far as time allows.
+So a trace may be found in a large circle first, and later be replaced by a trace of an earlier circle.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from holdfast.protocol.recipes import FENCED
 
 
 class Look(NamedTuple):
-    """A first look at all small circles: the transitions made in each by its end."""
+    """A first look at all small circles: how many transitions have been made in each when the look ends."""
 
     of_the_least: int  # in the circles that every verdict of "holds" needs
     of_others: int
 
 
-# All mistakes of all rows show within the first 2,000 transitions of some small circle, most within 300; and most rows
-# have at most 6,000 in the circles that every verdict of "holds" needs.
+# All mistakes of all rows show within the first 2,000 transitions of some small circle, most within 300. The circles
+# that every verdict of "holds" needs have at most 6,000 transitions in most rows.
 LOOKS: Final = (
     Look(300, 300),
     Look(800, 800),
     Look(2_000, 2_000),
     Look(6_000, 2_000),
 )
-SHARE_OF_THE_NEEDED: Final = 0.6  # of what is left of the budget, for a circle that a verdict needs,
-SHARE: Final = 0.15  # for any other circle but the last,
-WALKS_SHARE: Final = 0.1  # and for random walks
+SHARE_OF_THE_NEEDED: Final = 0.6  # share of the remaining budget for a circle that a verdict needs
+SHARE: Final = 0.15  # share for any other circle, except the last
+WALKS_SHARE: Final = 0.1  # share for random walks
 MOST_WALKS: Final = 1_000
 
 
@@ -60,7 +60,7 @@ def circles(clients: int, most_faults: int, kinds: tuple[str, ...], *, overtakin
     """The circles: few faults before many, mild faults before worse ones, few clients before many.
 
     With ``overtaking``, two clients are searched once more with replies that arrive late: without a fault, and with
-    one. That has five times the states; with three clients it would be too much.
+    one. This has five times as many states; three clients would be too many.
     """
     found = [Circle(2, 0, ()), Circle(clients, 0, ())]
     if overtaking:
@@ -143,7 +143,7 @@ class RowSearch:
     # Searching.
 
     def look(self, look: Look, budget: float) -> None:
-        """Search every small circle up to that number of transitions, those of earlier looks included."""
+        """Search every small circle up to that number of transitions, including those of earlier looks."""
         ends_at = time.monotonic() + budget
         for circle in self.circles:
             left = ends_at - time.monotonic()
@@ -170,7 +170,7 @@ class RowSearch:
         return bool(self._stop_at) and self._stop_at <= broken.keys()
 
     def _is_small(self, circle: Circle) -> bool:
-        """Whether it is looked at. Of those with two faults, only the one that contains all others is."""
+        """Whether ``look`` searches it. Of the circles with two faults, only the one with all kinds of fault is."""
         if circle.overtaking:
             return False
         if circle.most_faults == 0:

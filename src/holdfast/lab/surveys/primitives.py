@@ -24,7 +24,7 @@ from holdfast.lab.surveys.common import CAN_FORK, count_cores, ignore_interrupts
 __all__ = ["MOST_FAULTS", "PRIMITIVES", "Tried", "try_all", "try_primitive"]
 
 MOST_FAULTS: Final = 2
-SHARES: Final = (0.9, 0.5, 0.9)  # of what is left of the time, for no fault, one and two; the rest is for walks
+SHARES: Final = (0.9, 0.5, 0.9)  # of the remaining time, for no fault, one and two; the rest is for random walks
 WALKS: Final = range(1_000)
 
 
@@ -41,9 +41,9 @@ class Tried(NamedTuple):
 
     @property
     def is_passed(self) -> bool:
-        """Whether all invariants hold, except those that the faults of this row break: that must be found.
+        """Whether all invariants hold, except the limits of this row, which the search must find broken.
 
-        With late replies, some may be unknown, which need more than two clients.
+        With late replies, an invariant that needs more than two clients may be unknown.
         """
         limits = PRIMITIVES[self.row].limits
         if self.late:

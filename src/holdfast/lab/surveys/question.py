@@ -1,9 +1,9 @@
 """A question that the old texts leave open, answered by a complete search.
 
 N clients read the same past deadline from the key, and then all send GETSET. Can two of them win? In one text, a client
-wins that gets back a past deadline (``getset``); in another, a client that gets back exactly what it had read
-(``getset_equal``). And does it matter whether two clients may write the same deadline, because their clocks agree to
-the last digit, or all write different ones?
+wins if it gets back a past deadline (``getset``); in another text, if it gets back exactly the deadline that it had
+read (``getset_equal``). Two clients may write the same deadline, if their clocks agree to the last digit. Does the
+answer depend on that?
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ asked for; and random walks. There is one process per core.
 
 A verdict is ``holds`` if all runs of two clients without a fault, and with one fault of the mildest kinds, were
 explored, and nothing explored beyond that breaks the invariant. The number of states says how much was explored, and
-``so_far`` that not every single fault was. It is ``unknown`` if that was not reached, or if no history gave a verdict
-(``silent``), as for invariants about fences of a lock without fences.
+``so_far`` says that not every run with one fault was. The verdict is ``unknown`` if the search did not get that far, or
+if no history gave a verdict (``silent``), as for invariants about fences if a lock has no fences.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ WEIGHTS: Final = {"holdfast": 5, "watch": 3, "setnx_repair": 2, "setnx_repair:as
 class Progress(NamedTuple):
     row: str
     states: int  # of this row so far
-    broken: int  # invariants of it that are broken so far
+    broken: int  # invariants of this row that are broken so far
     done: int  # rows
     of: int
 
@@ -201,7 +201,7 @@ def _search_here(agenda: Agenda, bounds: dict[str, Any], seed: int, stop_at: tup
 def _share_out(agenda: Agenda, bounds: dict[str, Any], seed: int) -> list[Findings]:
     """Search each row in its own process, which ends with the row; ``jobs`` of them work at the same time.
 
-    Also with one job: the memory of a row is then freed at once, without garbage collection.
+    This is so even with one job, because the end of the process frees the memory at once, without garbage collection.
     """
     context: Any = multiprocessing.get_context("fork")
     workers: dict[str, tuple[Any, Any]] = {}  # by row: the process, and the pipe to it
@@ -244,7 +244,7 @@ def _hire(context: Any, row: str, bounds: dict[str, Any], seed: int, pipes: list
 
 @contextmanager
 def _from_whom(row: str) -> Iterator[None]:
-    """Name the row whose process has died."""
+    """If the process of the row dies, raise an error that names the row."""
     try:
         yield
     except (EOFError, OSError):
@@ -255,7 +255,7 @@ def _from_whom(row: str) -> Iterator[None]:
 def _work(pipe: Any, row: str, bounds: dict[str, Any], seed: int, not_ours: list[Any]) -> None:
     ignore_interrupts()
     for other in not_ours:
-        other.close()  # the parent's ends: they must close with the parent, which is how its workers learn of its death
+        other.close()  # the parent's ends: they must close when the parent dies, because its workers wait for that
     sent_at = 0.0
 
     def tell_of(states: int, broken: int) -> None:

@@ -1,6 +1,6 @@
-"""The commands that the lab's store knows, by the type of what they work on: all that Holdfast's locks and tests use.
+"""The commands of the lab's store, one module per type of value: all commands that Holdfast's locks and tests use.
 
-Importing a module enters its commands in the table.
+Importing a module adds its commands to the table.
 """
 
 from holdfast.lab.servers.commands import connection, hashes, keys, lists, scripts, server, sorted_sets, strings

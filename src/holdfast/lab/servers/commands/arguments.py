@@ -25,7 +25,7 @@ def encode(word: bytes | str | int) -> bytes:
 
 
 def integer(word: bytes, complaint: str = NOT_AN_INTEGER) -> int:
-    """A 64-bit integer in the one spelling that the server accepts: no plus, no leading zero, no blank."""
+    """A 64-bit integer in the only form that the server accepts: no plus sign, no leading zero, no blank."""
     if _INTEGER.fullmatch(word):
         value = int(word)
         if SMALLEST <= value <= LARGEST:
@@ -49,7 +49,7 @@ def span(start: bytes, stop: bytes, length: int) -> slice:
 
 
 def deadline_ms(store: Store, name: str, amount: int, unit: str) -> int:
-    """The instant that an expiry means, in milliseconds since 1970. Units are SET's: EX, PX, PXAT."""
+    """The deadline that an expiry option means, in milliseconds since 1970. Units are those of SET: EX, PX, PXAT."""
     amount_ms = amount * 1000 if unit.startswith("EX") else amount
     moment = amount_ms if unit.endswith("AT") else amount_ms + store.now_ms
     if not SMALLEST <= amount_ms <= LARGEST or moment > LARGEST:
@@ -58,14 +58,14 @@ def deadline_ms(store: Store, name: str, amount: int, unit: str) -> int:
 
 
 def between(low: bytes, high: bytes) -> Callable[[float], bool]:
-    """Whether a score is in a range, either end of which a parenthesis leaves out."""
+    """A function: whether a score is in the range. A parenthesis before an end excludes that end."""
     least, most = (number(end.removeprefix(b"("), "ERR min or max is not a float") for end in (low, high))
     above, below = low.startswith(b"("), high.startswith(b"(")
     return lambda score: (score > least if above else score >= least) and (score < most if below else score <= most)
 
 
 def matcher(pattern: bytes) -> re.Pattern[bytes]:
-    """A glob of the server's kind as a regular expression."""
+    """A glob pattern, in the syntax of the server, as a regular expression."""
     parts = re.findall(rb"\\.|\[\^?(?:\\.|[^\]])*\]|.", pattern, re.DOTALL)
     return re.compile(b"".join(_translate(part) for part in parts), re.DOTALL)
 

@@ -1,4 +1,4 @@
-"""Commands that only make sense on a connection; ``Session`` carries them out."""
+"""Commands that need a connection; ``Session`` implements them."""
 
 from __future__ import annotations
 
@@ -35,5 +35,5 @@ def watch(store: Store, key: bytes, *keys: bytes) -> Reply:
 
 @command(noscript=True)
 def unwatch(store: Store) -> Reply:
-    """Without a connection there is nothing to forget. EXEC runs it so, having forgotten everything."""
+    """Does nothing: without a connection no key is watched. EXEC runs it this way, after it has dropped all watches."""
     return OK

@@ -1,4 +1,4 @@
-"""Hashes. What the server returns in no particular order comes sorted, so that equal stores answer alike."""
+"""Hashes. Replies in no particular order are sorted, so that equal stores give equal replies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keys of any type, and how long they live."""
+"""Keys of any type, and their ttls."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def persist(store: Store, key: bytes) -> Reply:
 @command()
 def ttl(store: Store, key: bytes) -> Reply:
     left_ms = _pttl(store, key)
-    return left_ms if left_ms < 0 else (left_ms + 500) // 1000  # To the nearest second, so 0 is not yet gone.
+    return left_ms if left_ms < 0 else (left_ms + 500) // 1000  # Rounded: a key with a TTL of 0 still exists.
 
 
 @command()

@@ -1,4 +1,4 @@
-"""Scripts: which of them a server knows, and how a client calls one."""
+"""Scripts: which of them a server knows, and the commands that run one."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _count_keys(key_count: bytes, words: tuple[bytes, ...]) -> int:
 
 def _run(store: Store, script: lua.Script, key_count: int, words: tuple[bytes, ...]) -> Reply:
     if store.slot and key_count > 1 and (store.slot == "divided" or not store.values.keys() >= {*words[:key_count]}):
-        # Its keys are on two nodes. One that does not exist may be on the other.
+        # Its keys may be on two nodes: a key that does not exist here may exist on the other node.
         raise ReplyError("TRYAGAIN Multiple keys request during rehashing of slot")
     if script.digest not in store.scripts:
         store.scripts |= {script.digest}

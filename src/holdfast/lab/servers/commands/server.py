@@ -25,7 +25,7 @@ def echo(store: Store, message: bytes) -> Reply:
 
 @command()
 def time(store: Store) -> Reply:
-    """The clock stands still while a script runs, so a script sees one time from its start to its end."""
+    """The clock does not move while a script runs, so a script sees one time from its start to its end."""
     seconds, microseconds = divmod(store.now_us, 1_000_000)
     return [b"%d" % seconds, b"%d" % microseconds]
 
@@ -43,7 +43,7 @@ def keys(store: Store, pattern: bytes) -> Reply:
 
 @command()
 def scan(store: Store, cursor: bytes, *options: bytes) -> Reply:
-    """The whole iteration in one go, which is one of the ways a server may do it."""
+    """All keys in one reply, which a real server may do too."""
     if not cursor.isdigit():
         raise ReplyError("ERR invalid cursor")
     matches, kind = matcher(b"*").fullmatch, ""
@@ -71,7 +71,7 @@ def flushall(store: Store) -> Reply:
 
 @command()
 def publish(store: Store, channel: bytes, message: bytes) -> Reply:
-    """The store's owner delivers the outbox, and sets which channels have subscribers."""
+    """Put the message into the outbox. The owner of the store delivers it, and sets which channels have subscribers."""
     store.outbox.append((channel, message))
     return int(channel in store.subscribed)
 

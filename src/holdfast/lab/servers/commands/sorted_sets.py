@@ -1,4 +1,4 @@
-"""Sorted sets: what a queue by time is made of."""
+"""Sorted sets, which implement queues in the order of time."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def zcount(store: Store, key: bytes, low: bytes, high: bytes) -> Reply:
 def zrange(store: Store, key: bytes, start: bytes, stop: bytes, *options: bytes) -> Reply:
     if any(option.upper() != b"WITHSCORES" for option in options):
         raise ReplyError(SYNTAX)
-    integer(start), integer(stop)  # The server reads its numbers before it looks at the key.
+    integer(start), integer(stop)  # The server checks the numbers before it reads the key.
     ranked = store.collection(key, SortedSet).ranked()
     pairs = ranked[span(start, stop, len(ranked))]
     if options:

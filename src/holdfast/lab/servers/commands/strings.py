@@ -1,4 +1,4 @@
-"""Strings. SET and its relatives clear a ttl; what changes a string in place (INCR, APPEND) keeps it."""
+"""Strings. SET and similar commands remove a ttl; commands that change a string in place (INCR, APPEND) keep it."""
 
 from __future__ import annotations
 

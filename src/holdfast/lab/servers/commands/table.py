@@ -1,4 +1,4 @@
-"""The table of commands: one function per command, its arity read from the function's own signature."""
+"""The table of commands: one function per command. Its arity comes from the signature of the function."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ Run = TypeVar("Run", bound=Callable[..., Reply])
 class Command:
     name: str
     run: Callable[..., Reply]  # (store, *arguments)
-    skip: int  # Length of the name: one, or two for SCRIPT LOAD and its like.
+    skip: int  # The number of words in the name: one, or two as in SCRIPT LOAD.
     least: int  # The fewest arguments, the name included.
     most: float
-    write: bool  # May change data, so that a script that has called it is past stopping for lack of memory.
+    write: bool  # May change data: a script that has called it is no longer stopped for lack of memory.
     deny_oom: bool  # May need memory, so it is refused when there is none.
     noscript: bool  # Scripts may not call it.
 
@@ -34,14 +34,14 @@ _FAMILIES: set[bytes] = set()
 def command(
     *, of: str = "", write: bool = False, deny_oom: bool = False, noscript: bool = False
 ) -> Callable[[Run], Run]:
-    """Enter a function in the table under its own name, less the underscore that keeps it off a builtin.
+    """Add a function to the table under its own name, without the underscore that avoids the name of a builtin.
 
-    ``of`` is the first part of a name of two parts, such as SCRIPT LOAD.
+    ``of`` is the first word of a name of two words, such as SCRIPT LOAD.
     """
 
     def enter(function: Run) -> Run:
         name = function.__name__.strip("_")
-        least, most = 0, 0.0  # The store, which comes first, is counted in place of the name.
+        least, most = 0, 0.0  # The first parameter is the store; it is counted in place of the name.
         for parameter in inspect.signature(function).parameters.values():
             most += float("inf") if parameter.kind is parameter.VAR_POSITIONAL else 1
             least += parameter.kind is not parameter.VAR_POSITIONAL and parameter.default is parameter.empty
@@ -57,7 +57,7 @@ def command(
 
 
 def find(words: Sequence[bytes]) -> Command | None:
-    """The command of that name, whatever its arguments."""
+    """The command of that name, without a check of its arguments; None if there is none."""
     name = words[0].lower()
     if name in _FAMILIES and len(words) > 1:
         found = COMMANDS.get(name + b"|" + words[1].lower())
