@@ -1,9 +1,9 @@
 """Runs protocols with asyncio.
 
 ``run`` is the whole driver: it performs one effect after the other in the calling task. It awaits the futures of
-replies and wake-ups directly, because each coroutine in between would cost every lock. The keeper is the same loop in a
-task of its own, on the same connection while that is healthy. A client belongs to one event loop at a time; in a new
-loop it begins again, and its holds of the old loop are lost.
+replies and wake-ups directly, because each coroutine in between would make every lock slower. The keeper is the same
+loop in a task of its own, on the same connection while that is healthy. A client belongs to one event loop at a time;
+in a new loop it begins again, and its holds of the old loop are lost.
 """
 
 from __future__ import annotations
@@ -100,7 +100,8 @@ def _wake(waiter: asyncio.Future[None]) -> None:
 class Shielded(asyncio.Future[Any]):
     """A reply for which a cancelled task still waits, for CLEANUP_WAIT at most.
 
-    Cancelling a task cancels the future that it awaits. If that refuses, the task gets CancelledError after the wait.
+    Cancelling a task cancels the future that it awaits. If the future refuses, the task gets CancelledError once the
+    future is done.
     """
 
     __slots__ = ("engine",)
@@ -163,7 +164,7 @@ class Driver:
     def _name_channel(self) -> None:
         self.router.channel = f"{self._namespace}holdfast:bell:{token_hex(8)}"
 
-    async def run(self, protocol: fx.Effects[T], engine: AnyEngine | None = None) -> T:  # noqa: PLR0915 (hot, so in one)
+    async def run(self, protocol: fx.Effects[T], engine: AnyEngine | None = None) -> T:  # noqa: PLR0915 (hot path)
         loop = self._loop
         if loop is None or asyncio._get_running_loop() is not loop:
             loop = self._find_loop()
@@ -206,7 +207,7 @@ class Driver:
                                     await wakeup.wait(loop, until)
                                 finally:
                                     wakeup.rest()
-                            wakeup.woken = False  # kept if we were cancelled
+                            wakeup.woken = False  # not if the task was cancelled: the wake-up is kept then
                             value = now()
                         elif kind is fx.Attach:
                             body = Body(loop)

@@ -1,7 +1,7 @@
-"""Threads that call functions of the user, so that those cannot delay the renewal of leases.
+"""Threads that call functions of the user, so that these functions cannot delay the renewal of leases.
 
-A blocking client has two: one calls ``on_lost``, the other the hooks of ``on_event`` for what the keeper reports. They
-are two, because a hook that hangs must not keep a holder from learning that it has lost its lease.
+A blocking client has two such threads: one calls ``on_lost``, the other calls the hooks of ``on_event`` for what the
+keeper reports. If a hook hangs, holders are still told that they have lost a lease.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Background:
         self._starting = threading.Lock()
 
     def run(self, task: Task) -> bool:
-        """Run it soon. It must not raise. False if too many wait. RuntimeError if no thread can be started."""
+        """Run a function soon; it must not raise. False if too many wait. RuntimeError if no thread can be started."""
         if self._most and self._tasks.qsize() >= self._most:
             return False
         with self._starting:

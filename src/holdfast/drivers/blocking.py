@@ -49,7 +49,7 @@ _MOST_EVENTS = 10_000  # that wait for slow hooks
 
 
 class Owner:
-    """Stands for a thread as the owner of its holds. Thread idents are reused after a thread has ended."""
+    """Represents a thread as the owner of its holds. A thread's ident would not do: it is reused after the thread."""
 
     __slots__ = ("__weakref__",)
 
@@ -267,7 +267,7 @@ class Driver:
                 time.sleep(1.0)
 
     def _report(self, event: Event) -> None:
-        """Log an event, and call the hooks: for what the keeper reports in another thread, so that renewals go on."""
+        """Log an event, and call the hooks. If the keeper reports it, another thread calls them, so renewals go on."""
         if threading.current_thread() is not self._keeper or not self.observers.hooks:
             return self.observers.report(event)
         self.observers.log(event)
@@ -333,7 +333,7 @@ class Driver:
         return {self.address: _count(self.engine, self.shared, self.router.armed)}
 
     def servers(self, timeout: float) -> dict[str, Any]:
-        """An engine for each server by itself, by address; of a cluster, for each primary."""
+        """The engine of each server, by address; in a cluster, of each primary."""
         if isinstance(self.engine, ClusterEngine):
             return {f"{node.address[0]}:{node.address[1]}": node.engine for node in self.engine.primaries(timeout)}
         return {self.engine.address: self.engine}

@@ -1,7 +1,7 @@
 """The body of an ``async with``, which is cancelled when its lease is lost.
 
-As in asyncio.timeout, the task is cancelled once. On the way out that cancellation is taken back and becomes an error.
-If other code has cancelled the task too, the task stays cancelled.
+As in asyncio.timeout, the task is cancelled once. When the body is left, that cancellation is undone, and the lock
+raises LeaseLost instead. If other code has cancelled the task too, the task stays cancelled.
 """
 
 from __future__ import annotations

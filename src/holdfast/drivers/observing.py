@@ -1,7 +1,7 @@
 """Where the events of a client go: to the log ``holdfast``, and to the hooks of ``on_event``.
 
-Telling never delays acting: an event is reported after the step that it is about. If neither a hook nor the debug log
-wants events, a protocol makes none, except for those that are always logged (``benchmarks.uncontended``).
+Reporting never delays a step: an event is reported after the step that it describes. If neither a hook nor the debug
+log wants events, a protocol makes none, except for those that are always logged (``benchmarks.uncontended``).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ PAUSE: Final = 1.0  # seconds between two warnings of one kind: an outage affect
 
 
 class Observers:
-    """Reports events. It is called by any thread."""
+    """Reports events. Any thread may call it."""
 
     def __init__(self, hooks: Sequence[Hook] = ()) -> None:
         self.hooks = tuple(hooks)
@@ -44,7 +44,7 @@ class Observers:
         self._warned: dict[type[Event], tuple[float, int]] = {}  # when, and how many of that kind were left out since
 
     def listen(self) -> bool:
-        """Whether to make events of the ordinary course of things."""
+        """Whether to make events of normal operation."""
         return bool(self.hooks) or log.isEnabledFor(logging.DEBUG)
 
     def report(self, event: Event) -> None:
@@ -58,7 +58,7 @@ class Observers:
 
     def call_hooks(self, event: Event) -> None:
         if not self.hooks or getattr(self._here, "in_hook", False):
-            return  # a hook that uses a lock does not hear of that, or it would never end
+            return  # a hook that uses a lock causes events; to call hooks for these would never end
         self._here.in_hook = True
         try:
             for hook in self.hooks:
@@ -88,7 +88,7 @@ class Observers:
 
 
 def level_of(event: Event) -> int:
-    """How serious it is: a loss is an error; what may lead to one, or to a stuck job, is a warning."""
+    """The log level: a loss is an error; what may lead to a loss, or to a stuck job, is a warning."""
     if isinstance(event, Lost):
         return logging.DEBUG if event.reason == CLOSED else logging.ERROR  # this program has closed its client
     if isinstance(event, RenewalFailed) or (isinstance(event, Waiting) and event.waited > 0):
