@@ -58,7 +58,7 @@ class Client(BaseClient):
     def lock(self, *names: str, **options: Any) -> Lock[Any]:
         """A lock on a name; or on several names, all or none, which cannot deadlock in any order.
 
-        ttl: seconds until the lock is free again if its holder crashes or is cut off; renewed as long as it is not.
+        ttl: seconds until the lock is free again if its holder crashes or is cut off; otherwise the lease is renewed.
         wait: seconds to wait for the lock (None: forever, 0: one try). After that ``async with`` raises
             AcquireTimeout, and ``acquire()`` returns None.
         renew: whether the lease is renewed in the background.
@@ -114,7 +114,7 @@ class Client(BaseClient):
             raise
         except BaseException as error:
             if not await self._driver.run(computation.fail(error)):
-                del computation  # or a reference cycle: turn, error, traceback, this frame
+                del computation  # else there is a reference cycle: computation, error, traceback, this frame
                 raise
             self._log_stale(entry.name, error)
             return computation.read()
@@ -205,7 +205,7 @@ class Client(BaseClient):
     def rlock(self, name: str, **options: Any) -> RLock[Any]:
         """A reentrant lock on a name: the task that holds it may acquire it again, and releases it equally often.
 
-        The options are those of ``lock``. To acquire it again gives the same lease, with the options of the first time.
+        The options are those of ``lock``. Acquiring it again gives the same lease, with the options of the first time.
         """
         self._driver.require("rlock")
         return RLock(self._driver, *self._check((name,), options), RLease, self._owned)
@@ -224,7 +224,7 @@ class Client(BaseClient):
     def semaphore(self, name: str, permits: int, **options: Any) -> Semaphore[Any]:
         """A semaphore on a name: at most ``permits`` holders at the same time, each in a slot (``lease.slot``).
 
-        Fewer permits than before revoke none that are held; they limit later requests. The options are those of
+        A smaller number than before takes no permit from a holder; it limits later requests. The options are those of
         ``lock``; cohort has no effect.
         """
         self._driver.require("semaphore")
@@ -279,9 +279,9 @@ class Client(BaseClient):
     async def adopt(self, ticket: str, **options: Unpack[HoldKeywords[OnLost[Lease]]]) -> Lease:
         """A lease for a hold that another process handed over, with a new token and a new fence.
 
-        It is of the kind that was handed over: of a semaphore a Permit with the same slot; of several names a lease
-        with the fence of each; of an rlock a lease that the caller may acquire again. NotAcquired if the ticket was
-        adopted before or has expired. The options are those of ``lock``.
+        Its kind is that of the hold: for a semaphore, a Permit with the same slot; for several names, a lease with the
+        fence of each; for an rlock, a lease that the caller may acquire again. NotAcquired if the ticket was adopted
+        before or has expired. The options are those of ``lock``.
         """
         offer, lock = self._check_ticket(ticket, dict(wait=None, cohort=0, **options))
         lease: Lease = await self._driver.run(adopt(lock, offer))
@@ -300,15 +300,15 @@ class Client(BaseClient):
     def locks(self, pattern: str = "*") -> Locks:
         """The locks whose names match a pattern, one after the other: ``async for info in client.locks("order:*")``.
 
-        In a pattern ``*`` and ``?`` stand for any text and any character, ``[ab]`` for one of these, and a backslash
-        takes that meaning away. It looks through all keys of the server in small parts, so the server stays
-        responsive. A lock is listed if a client holds it or waits for it.
+        In a pattern ``*`` matches any text, ``?`` any character, and ``[ab]`` one of these characters; a backslash
+        makes the next character literal. The iterator goes through all keys of the server in small parts, so the server
+        stays responsive. A lock is listed if a client holds it or waits for it.
         """
         self._driver.require("locks")
         return Locks(self._driver, self._namespace, self._check_pattern(pattern), self._shared)
 
     async def inspect(self, name: str, *, limit: int = 100) -> LockInfo | None:
-        """Who holds a lock and who waits for it, of any kind; None if it is free and no client waits for it.
+        """The holders and waiters of a lock of any kind; None if it is free and no client waits for it.
 
         limit: how many holders and waiters are read; both are counted in any case.
         """
@@ -318,7 +318,7 @@ class Client(BaseClient):
     async def break_lock(
         self, name: str, *, fence: int | None = None, holder_id: str | None = None, reason: str, label: str = ""
     ) -> Broken:
-        """End the hold of a stuck holder: only that of the holder that was inspected. NotHeld if it is not there.
+        """End the hold of a stuck holder: exactly the hold that was inspected. NotHeld if that hold has ended.
 
         The lock goes to the next waiter. The holder is told, and its fence is lower than all later ones. It may go on
         working until it notices: stop it first if you can.

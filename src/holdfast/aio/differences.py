@@ -56,7 +56,7 @@ class Caching(Protocol):
 
 
 class Excluding(Protocol[D_co]):
-    """The same; D is the type of what a skipped call returns."""
+    """A decorator of coroutine functions and of plain functions; D is the type of what a skipped call returns."""
 
     @overload
     def __call__(self, function: Callable[P, Awaitable[R]], /) -> Callable[P, Coroutine[Any, Any, R | D_co]]: ...

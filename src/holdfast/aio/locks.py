@@ -27,7 +27,7 @@ class Lock(BaseLock[Lease], Generic[N_co]):
     __slots__ = ()
     _driver: Driver
 
-    # ``self`` says what kind of lease the lock gives: of a Semaphore a Permit.
+    # The type of ``self`` says which kind of lease the lock gives: a Semaphore gives a Permit.
 
     @overload
     async def acquire(self: BaseLock[L], blocking: Literal[True] = True, timeout: Literal[-1] = -1) -> L | N_co: ...
