@@ -7,7 +7,7 @@
         guard.Table("orders", key="id").put(connection, {"id": 42, "state": "paid"}, lease)
         guard.replace_file("order-42.json", data, lease)
 
-Each raises StaleFence, and writes nothing, if the holder was succeeded meanwhile. ``guard/stamp.py`` states the rule.
+Each raises StaleFence, and writes nothing, if a later holder has written. ``guard/stamp.py`` states the rule.
 The connections are the caller's; errors of their libraries are raised unchanged.
 """
 

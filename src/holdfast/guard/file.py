@@ -1,13 +1,13 @@
 """A file that is replaced as a whole, unless a later holder has replaced it.
 
-Beside ``report.json`` are ``report.json.fence``, with the fence and the holder of its last write, and
-``report.json.lock``, an empty file that is locked (flock) from the comparison to the replacement, so that they are one
-step for the processes of this machine. Readers need no lock: they find the old file or the new one.
+Beside ``report.json`` are two files. ``report.json.fence`` has the fence and the holder of its last write.
+``report.json.lock`` is empty, and is locked (flock) from the comparison to the replacement. So these two are one step
+for the processes of this machine. Readers need no lock: they find the old file or the new one.
 
-The fence is written first. A crash in between leaves a fence above that of the data, which does no harm: the next
-holder's is greater still. The other order would leave new data under an old fence, and a stale holder could replace
-them. Each file is written under a temporary name, synced, renamed, and its directory synced, so that the disk keeps the
-same order.
+The fence is written first. A crash in between leaves a greater fence than that of the data. That does no harm, because
+the fence of the next holder is greater still. The other order would leave new data under an old fence, and a stale
+holder could replace them. Each file is written under a temporary name, synced and renamed, and its directory is synced.
+So the order is the same on the disk.
 
 The data are written before the lock is taken, so that it is held briefly. If a process is stopped while it holds the
 lock, the others must wait: its next step is a rename.
@@ -185,7 +185,7 @@ def _rename(source: Path, target: Path) -> None:
 def _file_lock(target: Path, wait: float) -> Iterator[None]:
     """Exclude other processes and threads that write the same target."""
     until = time.monotonic() + wait
-    lock_file = target.with_name(f"{target.name}.lock")  # never renamed or removed, or two could lock two files
+    lock_file = target.with_name(f"{target.name}.lock")  # never renamed or removed, so all processes lock one file
     descriptor = _open_regular(lock_file, os.O_CREAT)
     try:
         while not _flock(descriptor):
@@ -196,7 +196,7 @@ def _file_lock(target: Path, wait: float) -> Iterator[None]:
             time.sleep(_POLL)
         yield
     finally:
-        fcntl.flock(descriptor, fcntl.LOCK_UN)  # a child forked meanwhile has the descriptor, too
+        fcntl.flock(descriptor, fcntl.LOCK_UN)  # to close is not enough: a child forked meanwhile has it open, too
         os.close(descriptor)
 
 

@@ -220,7 +220,7 @@ class _Dialect:
     def alias(self, name: str) -> str:
         """The name of the table in front of a column."""
         own = name.rpartition(".")[2]
-        return self.quote("kept" if own.lower() == "excluded" else own)  # ON CONFLICT's name of the new row
+        return self.quote("kept" if own.lower() == "excluded" else own)  # ON CONFLICT calls the new row "excluded"
 
     def match(self, table: str, columns: Iterable[str]) -> str:
         return " AND ".join(f"{table}.{self.quote(column)} = {self.mark()}" for column in columns)
@@ -266,7 +266,7 @@ def _executed(connection: Any, statement: Statement) -> Iterator[Any]:
     try:
         if not _is_sqlalchemy(connection):
             if hasattr(cursor, "row_factory"):
-                cursor.row_factory = _plain_row  # whatever rows the connection makes
+                cursor.row_factory = _plain_row  # the connection may make rows of another type
             cursor.execute(statement.text, statement.values)
         yield cursor
     finally:

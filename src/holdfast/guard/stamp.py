@@ -1,13 +1,14 @@
 """What a guarded write carries, so that the resource can tell a stale holder from the present one.
 
-A lock alone cannot keep a stopped holder from writing after it wakes. No check in the holder helps, for it can be
-stopped between the check and the write. So the resource decides, by one rule, in one step with the write:
+A lock alone cannot keep a stopped holder from writing after it wakes. No check in the holder helps, because the holder
+can be stopped between the check and the write. So the resource decides, by one rule, in one step with the write:
 
-    it keeps the fence and the holder of the last write, and takes the next one if its fence is greater,
-    or if it is equal and the holder is the same.
+    it keeps the fence and the holder of the last write, and accepts the next write if its fence is greater,
+    or if its fence is equal and its holder is the same.
 
-Fences rise from grant to grant, so a holder with a lower one has been succeeded. Two holders have equal fences only if
-a server has lost its memory while its clock was behind; then the first to write wins and the other is refused.
+Fences rise from grant to grant. So if a lower fence comes after a greater one, its holder is no longer the present one.
+Two holders have equal fences only if a server lost its data while its clock was behind; then the first to write wins
+and the other is refused.
 
 The holder is not the token, a capability that must not appear in a record. It is the readable part of the token and a
 digest of the whole.
