@@ -5,7 +5,7 @@
     with holdfast.connect().lock("order:42", wait=5) as lease:
         ...  # no other process is here; lease.fence proves it to the resource that you write to
 
-The same names under asyncio are in ``holdfast.aio``; what refuses late writes is in ``holdfast.guard``. Both are
+``holdfast.aio`` has the same names for asyncio. ``holdfast.guard`` lets a resource refuse late writes. Both are
 imported when they are first used.
 """
 
@@ -66,7 +66,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from holdfast import aio as aio
     from holdfast import guard as guard
-else:  # which a type checker would take for a promise that every name is there
+else:  # hidden from type checkers, which would believe that every name exists
 
     def __getattr__(name: str) -> object:
         if name in ("aio", "guard"):

@@ -1,7 +1,8 @@
-"""The object that ``cached`` makes of a function: callable like it, with the key of a call and its invalidation.
+"""What both faces share of the decorators ``cached`` and ``exclusive``.
 
-It binds as a function does, so it may be a method, and then knows its object: ``shop.price.invalidate("tea")`` needs no
-``self``. It pickles by its name, as functions do. A type checker sees the function's arguments and result.
+``cached`` makes an object that is called like the function, and that also gives the key of a call and invalidates its
+result. The object binds as a function does, so it may be a method: ``shop.price.invalidate("tea")`` needs no ``self``.
+It pickles by its name, as functions do. A type checker sees the function's arguments and result.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ class CacheKeywords(TypedDict, total=False):
 class BaseCached:
     """A function whose results are cached. The two faces add how to call it, and how to invalidate a result."""
 
-    _bound: tuple[Any, ...] = ()  # the object whose method it is
+    _bound: tuple[Any, ...] = ()  # the instance, if this is a bound method
     __name__: str
     __qualname__: str
 
@@ -127,7 +128,7 @@ def exclusive_wait(wait: float | None, busy: str, default: object) -> float | No
 
 
 def refuse_bare(name: object, use: str) -> None:
-    """Refuse a decorator without a name, which is given the function instead."""
+    """Refuse a name that is not a str: a decorator without parentheses gets the function as its name."""
     if not isinstance(name, str):
         given = getattr(name, "__qualname__", repr(name))
         raise InvalidConfig(
@@ -151,7 +152,7 @@ def _refuse_shared(client: Any, pattern: str, function: Callable[..., Any]) -> N
     try:
         client._cached[pattern] = function
     except TypeError:
-        pass  # it takes no weak references, and is not remembered
+        pass  # a function that takes no weak references is not remembered
 
 
 def _find_other(client: Any, pattern: str, function: Callable[..., Any]) -> Any:
@@ -177,7 +178,7 @@ def _full_name(function: Any) -> str:
 
 
 def refuse_result(fn: Any, key: object) -> None:
-    """Refuse the result of a function in place of the function."""
+    """Refuse the result of a function where the function itself is needed."""
     if not callable(fn):
         if inspect.iscoroutine(fn):
             fn.close()

@@ -75,7 +75,7 @@ class HoldfastError(Exception):
         return self._message()
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({str(self)!r})"  # all that a log or an exception group shows
+        return f"{type(self).__name__}({str(self)!r})"  # logs and exception groups show only the repr
 
     def _message(self) -> str:
         return Exception.__str__(self)

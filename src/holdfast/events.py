@@ -1,8 +1,9 @@
 """What happens to the locks of a client, as values. Logs, metrics and traces are built on these events alone.
 
-``connect(..., on_event=hook)`` calls the hook with each event, in the thread or task to which it happens: that of the
-caller for acquire and release, that of the keeper for renewals. So a hook must be quick, and must not wait for a lock.
-An error of a hook is logged and goes no further. No event has a token or a password.
+``connect(..., on_event=hook)`` calls the hook with each event. Events of acquire and release come in the thread or task
+of the caller. What the keeper reports, such as renewals, comes in the keeper's task under asyncio, and in a separate
+thread otherwise. So a hook must be quick, and must not wait for a lock. An error of a hook is logged and not raised. No
+event has a token or a password.
 """
 
 from __future__ import annotations
@@ -113,7 +114,7 @@ class Abandoned(Event):
     waited: float
     tries: int
     queued: bool = False  # it had to wait: Waiting was reported before
-    holder: Holder | None = None  # the one that had it, if that was the reason
+    holder: Holder | None = None  # the holder because of which the lock was refused, if it is known
     error: BaseException | None = None  # None if the wait was over
 
 

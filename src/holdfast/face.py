@@ -81,7 +81,7 @@ def policy_of(
     claimed = seconds("compute_ttl", compute_ttl, least=0.05)
     options = replace(
         shared,
-        ttl=claimed if longest is None else min(claimed, longest),  # or the server would keep the claim for longer
+        ttl=claimed if longest is None else min(claimed, longest),  # else a claim could outlast max_compute
         wait=None if wait is None or wait == math.inf else seconds("wait", wait),
         max_hold=longest,
         on_lost=None,
@@ -114,7 +114,7 @@ class BaseClient:
         self._options_of = _remembered(options_of)
         self._options_without_cohort = _remembered(lambda **asked: replace(options_of(**asked), cohort=0))
         self._owned: Owned = WeakValueDictionary()  # reentrant locks, by owner
-        self._holds_by_caller: HoldsByCaller = WeakValueDictionary()  # of readers-writer locks, likewise
+        self._holds_by_caller: HoldsByCaller = WeakValueDictionary()  # of readers-writer locks
         self._cached: WeakValueDictionary[str, Any] = WeakValueDictionary()  # decorated functions, by template
 
     def _check(

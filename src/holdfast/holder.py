@@ -55,16 +55,16 @@ class Waiter:
 
 @dataclass(frozen=True, slots=True)
 class LockInfo:
-    """One lock at one moment: who holds it, and who waits for it."""
+    """One lock at one moment: its holders and its waiters."""
 
     name: str
     kind: str  # "lock" (also rlock, election, several names), "semaphore", "rwlock", "latch" or "cache"
     holders: tuple[Holder, ...] = ()
     waiters: tuple[Waiter, ...] = ()  # first come, first served; of a long queue its beginning
-    holder_count: int = 0  # more than ``holders`` has, if they are many
-    waiter_count: int = 0  # likewise; processes
+    holder_count: int = 0  # of all holders; if there are many, ``holders`` has only the first ones
+    waiter_count: int = 0  # of all waiting processes; if there are many, ``waiters`` has only the first ones
     left: int | None = None  # of a latch: how many counts are left until it opens
-    at: float = 0.0  # when it was seen: seconds since 1970, by the server's clock; 0 if that tells no time
+    at: float = 0.0  # when it was seen: seconds since 1970, by the server's clock; 0 if the server tells no time
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -75,8 +75,8 @@ class Broken:
     """A hold that an operator has ended: one entry of a lock's history."""
 
     name: str
-    at: float  # seconds since 1970, by the server's clock; 0 if that tells no time
-    holder: Holder  # which lost it; its fence is None if it had none
+    at: float  # seconds since 1970, by the server's clock; 0 if the server tells no time
+    holder: Holder  # the holder that lost it; its fence is None if it had none
     by: Holder  # the operator
     reason: str
     fence: int | None  # after the break: greater than the holder's, lower than that of all later holders
@@ -97,7 +97,7 @@ def is_foreign(token: bytes) -> bool:
 
 
 def id_of(token: bytes) -> str:
-    """Identifies a hold, and does not permit to release it."""
+    """A digest that identifies a hold, but cannot be used to release it."""
     return sha1(token, usedforsecurity=False).hexdigest()[:16]
 
 

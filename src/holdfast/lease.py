@@ -1,7 +1,7 @@
 """What a user holds: the view of one acquisition that ``acquire`` returns.
 
-The record behind it is a Hold (protocol/hold.py), which protocols write and the keeper renews. They are two objects so
-that the keeper can keep the record while a lease that the user has dropped is still noticed.
+The record behind it is a Hold (protocol/hold.py), which protocols write and the keeper renews. They are two objects
+because the keeper refers to the record all the time: a lease that the user drops can still be collected, and noticed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MAX_FENCE: Final = 2**53 - 1  # up to here Lua and JSON count exactly; must matc
 
 
 def _tell(lease: ref[BaseLease], on_lost: Callable[[Any], object]) -> object:
-    """Weak, because a lease must be collectable although its hold will notify it of a loss."""
+    """Call on_lost, unless the lease was dropped. The reference is weak: a hold must not keep its lease alive."""
     alive = lease()
     return None if alive is None else on_lost(alive)
 
@@ -50,7 +50,7 @@ class BaseLease:
 
     @property
     def fence(self) -> int:
-        """Strictly greater for every later holder. Let what you write to refuse a lower one than it has seen.
+        """A number that is greater for every later holder. Let the resource refuse a lower fence than it has seen.
 
         On memcached, which has no fences, it is None.
         """
@@ -68,7 +68,7 @@ class BaseLease:
         return self._hold.valid(self._driver.now())
 
     def remaining(self) -> float:
-        """Seconds that the holder may still rely on, never optimistic; 0.0 when it is over."""
+        """Seconds for which the holder may still rely on it, a safe lower bound; 0.0 when it is over."""
         return self._hold.remaining(self._driver.now())
 
     @property
@@ -94,12 +94,12 @@ class BaseLease:
         return f"<{hold.state(self._driver.now())} {kind} on {self.name!r}{permit}{fence}>"
 
     def __del__(self) -> None:
-        # At interpreter shutdown the parts may be gone already; then a warning reaches no one either.
+        # At interpreter shutdown these attributes may be gone already, and a warning would not be shown.
         try:
             hold = self._hold
             registry = self._driver.registry
             if hold in registry.holds and hold.drop(registry):
-                if registry.closed:  # its client was closed, and has given it back
+                if registry.closed:  # close() has released it
                     return
                 warnings.warn(
                     f"a lease on {hold.name!r} was dropped without release(): it is not renewed any more",

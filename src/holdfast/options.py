@@ -46,7 +46,7 @@ class CommonKeywords(LockKeywords[Any], total=False):
 
 @dataclass(frozen=True, slots=True)
 class LockOptions:
-    """On what terms a lock is asked for, in seconds; and what follows from that, worked out once for many locks."""
+    """The options of a lock, in seconds; and values that follow from them, computed once for many locks."""
 
     ttl: float = 30.0
     wait: float | None = None
@@ -60,14 +60,14 @@ class LockOptions:
     replicas: int = 0  # how many must have a grant before it counts
     passes: bool = True  # the server sets fences aside, so that a lease can be passed on within a process
     fenced: bool = True  # the server gives out fences
-    cancels: bool = False  # the body of an ``async with`` when the lease is lost, beside whatever on_lost does
+    cancels: bool = False  # a loss cancels the body of ``async with``, in addition to what on_lost does
     ttl_ms: int = field(init=False)
     fences: int = field(init=False)  # how many the server sets aside: one for each holder of a cohort
-    wire_args: tuple[str, str, str] = field(init=False)  # ttl, retention and fences, as a step says them
+    wire_args: tuple[str, str, str] = field(init=False)  # ttl, retention and fences, as arguments of a step
     validity: float = field(init=False)  # how long a holder may rely on a fresh ttl
     renewed_with: float = field(init=False)  # how much of its validity is left when it is renewed
-    call_timeout: float = field(init=False)  # of one step, if the caller is in no hurry
-    first_try: float = field(init=False)  # of the first try at a step: a reply may have been swallowed on its way
+    call_timeout: float = field(init=False)  # timeout of one step, unless the caller's wait ends earlier
+    first_try: float = field(init=False)  # timeout of the first try at a step, which is short: a reply may be lost
 
     def __post_init__(self) -> None:
         ttl_ms, retention_ms = round(self.ttl * 1000), round(self.fence_retention * 1000)
@@ -78,7 +78,7 @@ class LockOptions:
             ("wire_args", (str(ttl_ms), str(retention_ms), str(fences))),
             ("validity", self.ttl - drift(self.ttl)),
             ("renewed_with", self.ttl * 2 / 3),
-            # However short the ttl, a round trip should fit in.
+            # There must be time for a round trip, even if the ttl is very short.
             ("call_timeout", max(min(self.ttl / 3, self.timeout), min(0.1, self.timeout))),
             ("first_try", max(min(self.ttl, self.timeout) / 3, min(0.1, self.timeout))),
         ):
@@ -86,7 +86,7 @@ class LockOptions:
 
 
 def drift(ttl: float) -> float:
-    """How far our clock and the server's may come apart within a ttl, with the rounding of the wire."""
+    """How far our clock and the server's may drift apart within a ttl, plus the rounding to milliseconds."""
     return ttl * 0.01 + 0.002
 
 
@@ -103,7 +103,7 @@ def seconds(what: str, value: Any, *, least: float = 0.0, most: float = LONGEST)
 def _shown(value: object) -> str:
     try:
         return f"{value!r:.60}"
-    except ValueError:  # an int with more digits than Python is willing to print
+    except ValueError:  # an int with more digits than Python converts to text
         return "a number too large to show"
 
 

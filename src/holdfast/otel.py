@@ -4,7 +4,7 @@
 
 There is a span ``holdfast wait`` for each wait, and a span ``holdfast hold`` for each hold. Both are made when they are
 over, with the times at which they began and ended, as children of the span that is current then: a hook runs in the
-thread or task of the caller. The span of a hold that was lost has no parent, because its keeper finds the loss.
+thread or task of the caller. The span of a hold that was lost has no parent, because the keeper finds the loss.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def _attributes(event: Event) -> dict[str, str | int | bool]:
 
 
 def _problem(event: Event) -> str:
-    """Why the span is one of an error; empty if it is not."""
+    """Why the span has the status of an error; empty if it has not."""
     if isinstance(event, Lost):
         return event.reason
     if isinstance(event, Abandoned):

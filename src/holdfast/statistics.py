@@ -1,7 +1,8 @@
 """What ``client.statistics()`` returns: counts of what a client has and does at one moment, for tests and for people.
 
 Counting contacts no server and takes no lock: each number is read from a dict, deque or set that other threads may be
-changing. So every number was true at some moment during the call, and all of them only while the client is at rest.
+changing. So every number was true at some moment during the call. All of them together are true only if nothing changes
+meanwhile.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ class NodeStatistics:
     """What a client has at one server."""
 
     connections: int = 0  # open ones
-    idle: int = 0  # of these, the ones that rest in a pool
+    idle: int = 0  # of these, the unused ones in a pool
     queued: int = 0  # requests that are not sent yet, because no connection takes them
     subscribed: bool = False  # whether notifications arrive; without them, waiters poll
     resp3: bool = False  # whether a connection uses RESP3
@@ -36,7 +37,7 @@ class Statistics:
     local_queues: Mapping[str, int]  # by name of the lock: waiters behind another waiter or holder of this client
     latch_waiters: Mapping[str, int]  # by key on the server: callers that wait for a latch
     cache_callers: Mapping[str, int]  # by key on the server: callers that share one request for a cached value
-    tracked: int  # keys whose writes the server is to report, for holders and for first waiters
+    tracked: int  # keys whose writes the server should report, for holders and for first waiters
     cleanups: int  # holds whose keys must still be removed
     renewals: int  # answered by the server so far
     failed_renewals: int  # not answered, or answered with an error; each is tried again until the lease ends

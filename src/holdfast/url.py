@@ -45,8 +45,8 @@ _YES_NO: Final = {"true": True, "yes": True, "1": True, "false": False, "no": Fa
 class Location(NamedTuple):
     """What a URL names: an embedded server (``directory``; None is the default), or other servers.
 
-    ``redis_url`` has the settings of connections to the servers, for redis-py. With several ``hosts`` its own host
-    means nothing. ``sentinel_url`` has the settings of connections to the Sentinels of that ``service``.
+    ``redis_url`` has the settings of connections to the servers, for redis-py. With several ``hosts`` its own host is
+    not used. ``sentinel_url`` has the settings of connections to the Sentinels of that ``service``.
     """
 
     engine: str
@@ -213,7 +213,7 @@ def _check_database(database: str, shown: str) -> str:
 
 
 def _take_replicas(options: list[str], shown: str) -> tuple[list[str], int | None]:
-    """The options without ``replicas=``, which is for us, and its value."""
+    """The options without ``replicas=``, which is an option of Holdfast, and its value."""
     values = [option.partition("=")[2] for option in options if option.startswith("replicas=")]
     if values and not re.fullmatch("[0-9]{1,3}", values[-1]):
         raise InvalidConfig(f"URL {shown!r}", "its replicas is not a whole number; write replicas=1, for example")
@@ -231,7 +231,7 @@ def _split_options(options: list[str]) -> tuple[list[str], list[str]]:
 
 
 def _sentinel_url(base: str, options: list[str], shown: str) -> str:
-    """``ssl=`` says whether the Sentinels use TLS; else they do as the servers do."""
+    """The settings of connections to the Sentinels. ``ssl=`` says whether they use TLS; without it, as the servers."""
     for option in options:
         if option.startswith("ssl="):
             use = _YES_NO.get(option.partition("=")[2].lower())
