@@ -227,7 +227,7 @@ class Hold:
         self.token = giver.token
         self.passed = True
         self.budget = giver.budget
-        # If the keeper has checked the key, or is about to, it has done so for the giver.
+        # A check that is due stays due. If the keeper has checked the key before, that was for the giver: check again.
         self.check_at = giver.check_at if giver.check_at != _NEVER else now + CHECK_AFTER
         self._begin(giver.fence + 1, now, giver.lasts_until)
 
@@ -317,7 +317,7 @@ class Hold:
     # Queries.
 
     def gone_by(self) -> float:
-        """When it is over on the server, whatever the outcome of our requests."""
+        """The time by which the server no longer has it, even if requests of unknown outcome were executed."""
         return max(self.lasts_until + 2 * drift(self.options.ttl), self.may_last_until)
 
     def valid(self, now: float) -> bool:

@@ -81,7 +81,7 @@ def _release_lease(lease: BaseLease, struck: BaseException | None) -> Effects[No
             if hold.successor is None:
                 try:
                     cohorts.leave(hold)
-                except STOPPED:  # interrupted as the call began; a helper function could be interrupted in the same way
+                except STOPPED:  # interrupted as the call began: repeat it (a helper could be interrupted as well)
                     cohorts.leave(hold)
                     raise
             if hold.loss_wakeups:
@@ -108,9 +108,9 @@ def extend_lease(lease: BaseLease, seconds: float) -> Effects[None]:
 
 
 def leave_lease(lease: BaseLease, seconds: float) -> Effects[None]:
-    """Leave the lock behind: this lease ends now, and the lock is free after that time. It is not renewed any more.
+    """End this lease now, but let the lock stay taken for that time. It is not renewed, so it is free afterwards.
 
-    If there is no answer, the lock is free after its ttl, or that time, whichever is later.
+    If the server does not answer, the lock is free after its ttl or after that time, whichever is later.
     """
     hold = lease._hold
     driver: Driver = lease._driver

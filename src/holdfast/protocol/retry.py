@@ -68,7 +68,7 @@ class Tries:
         """How long to pause before the next try; None if no try follows: then raise ``final``."""
         self.sent = self.sent or failed.sent
         cut_short = failed.silent and self.until - self._asked_at < self.options.call_timeout
-        if not cut_short or self.last is None or self.last.silent:  # else the error reply before it says more
+        if not cut_short or self.last is None or self.last.silent:  # else keep the error reply before, which says more
             self.last = failed.with_traceback(None)
         if not self.failures:
             self.failing_since = self._asked_at

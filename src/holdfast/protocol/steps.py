@@ -19,8 +19,8 @@ class Steps(Protocol):
     """The steps of one kind of lock. Their replies are those of the mutex (see replies.py)."""
 
     tracks_key: bool  # the key is tracked while it is held for long; else a renewal or membership.py finds a loss
-    shown_by_keeper: bool  # the present step knows its queue, so the keeper can show that many waiters are alive
-    first_waiter_asks: bool  # among many waiters, the first asks by itself: only its own step can let it in
+    shown_by_keeper: bool  # the ``present`` step knows its queue, so the keeper can show that many waiters are alive
+    first_waiter_asks: bool  # among many waiters, the first asks by itself: only its own step can be granted
     foreign_clients: bool  # clients of other libraries may take it by polling, so a free key is tracked at once
 
     def acquire_step(self, hold: Any, channel: str, watch: bool) -> Step: ...

@@ -62,7 +62,7 @@ class Part(NamedTuple):
 
     operations: tuple[Operation, ...]
     reply: Callable[[tuple[Any, ...]], Any]
-    watch: Watch | None = None  # to be begun from the revision of the results on
+    watch: Watch | None = None  # begins after the revision of the results
 
 
 Parts = Generator[Request, Answer, Part]
@@ -133,7 +133,7 @@ def abandon_part(session: Session, step: Step, now: float) -> Parts:
     token, tombstone_ms = step.args[0], int(step.args[1])
     intent = session.intents.get(token)
     yield from end_watch(token)
-    if intent is None:  # nothing was sent, or it is known to be gone
+    if intent is None:  # no create was sent, or the intent is known to be gone
         return Part((), lambda results: [GONE, 1])
     intent.given_up = True
     buried: tuple[Operation, ...] = ()

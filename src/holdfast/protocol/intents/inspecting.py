@@ -64,7 +64,7 @@ _MOST_ENTRIES: Final = 100  # as in lua/include/broken.lua
 _HISTORY_LASTS: Final = 30 * 86_400  # seconds
 _TRIES: Final = 5  # at an intent that its holder writes between our read and our break
 _LAST: Final = "\U0010ffff"
-_READER, _WRITER = -1, -2  # in the place of a slot, as inspectors read it
+_READER, _WRITER = -1, -2  # instead of a slot; see reading.py
 
 
 def inspect(session: Session, step: Step, now: float) -> Program:

@@ -38,7 +38,7 @@ from holdfast.protocol.intents.requests import (
 )
 from holdfast.protocol.intents.session import SHORTEST, Session, lease_for, new_lease
 
-_RENEW: Final = 0.25  # of its retention, after which a waiter renews a latch
+_RENEW: Final = 0.25  # part of the retention after which a waiter renews a latch
 _TOMBSTONE_MS: Final = 120_000
 
 

@@ -1,8 +1,8 @@
 """Semaphores on etcd: an intent holds a permit if fewer than n intents are before it.
 
-Invariant. At most n intents of those that ask for n permits are among the first n. Each of them has a slot of its own:
-the key of a slot is created, in the same transaction in which the holder writes its intent, only if it does not exist;
-and it is deleted, or expires, together with the intent. So a permit costs two requests: the place, and the slot.
+Invariant. If all clients ask for n permits, only the first n intents hold one. Each of them has a slot of its own: the
+key of a slot is created, in the same transaction in which the holder writes its intent, only if it does not exist; and
+it is deleted, or expires, together with the intent. So a permit costs two requests: the place, and the slot.
 
 Atomic: each transaction. The slot is chosen from what the last one has read; if another holder takes it first, the
 transaction does nothing, and says which slots are taken. The fence is the revision at which the slot was taken.
@@ -107,7 +107,7 @@ def _looks(ask: Ask, created: int) -> tuple[Get, ...]:
     """Reads the intents before the one with that creation, as far as they matter; the last of them; the first of all
     intents; and the slots."""
     name = ask.names[0]
-    # If ours is new, all others are before it; then one more than the permits shows whether there are too many.
+    # If our intent is new, all others are before it, and the read includes our own: so one more is read.
     before = Get(*queue_of(name), limit=_permits(ask) + (0 if created else 1), created_before=created)
     last = Get(*queue_of(name), limit=1 if created else 2, newest_first=True, created_before=created)
     return before, last, Get(*queue_of(name), limit=1), Get(*slots_of(name))

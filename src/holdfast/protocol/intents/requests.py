@@ -40,7 +40,7 @@ class Modified(NamedTuple):
 class Put(NamedTuple):
     key: str
     value: str
-    lease: int = 0  # 0: for good
+    lease: int = 0  # 0: none, so the key does not expire
 
 
 class Delete(NamedTuple):
@@ -58,7 +58,7 @@ class Get(NamedTuple):
     newest_first: bool = False
     created_before: int = 0  # a revision; 0: at any time
     count_only: bool = False
-    keys_only: bool = False  # without values, and in the order of the keys: a part of a long list costs the same
+    keys_only: bool = False  # without values, and in the order of the keys: the cost of a part is that of its keys only
 
 
 Operation: TypeAlias = Put | Delete | Get

@@ -45,7 +45,7 @@ class EtcdLease:
         self.renewed_at = renewed_at  # by our clock, before the request
 
     def covers(self, ttl: float, now: float) -> bool:
-        """Whether the server keeps it for this ttl from now on, whatever becomes of later requests."""
+        """Whether the server keeps it for this ttl from now on, even if all later requests fail."""
         return now + ttl <= self.renewed_at + self.lasts - drift(self.lasts)
 
 

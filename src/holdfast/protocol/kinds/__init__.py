@@ -1,1 +1,1 @@
-"""Kinds of locks beside the mutex, and what they share: permit pools, several names, hand-over."""
+"""Kinds of locks other than the mutex, and what they share: permit pools, several names, hand-over."""

@@ -63,7 +63,7 @@ class LatchWaiters:
     def find_leader(self, me: LatchWaiter, now: float) -> LatchWaiter:
         leader = self.leader.setdefault(None, me)
         if leader is not me and now > self.due:
-            self.due = now + REFRESH  # else all waiters would replace it at once
+            self.due = now + REFRESH  # else all waiters would replace the leader at the same time
             self.leader[None] = leader = me
         return leader
 

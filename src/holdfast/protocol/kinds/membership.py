@@ -28,7 +28,7 @@ from holdfast.protocol.wait.waiter import Notification
 PAUSE: Final = 1.0  # seconds between two checks of a pool
 REST: Final = 0.03  # seconds between two rounds of checks, for any number of pools
 AT_ONCE: Final = 3  # checks that may come without a pause, after a quiet time
-SETTLE: Final = 0.1  # seconds from the begin or end of a hold of ours to the check; its own write is over by then
+SETTLE: Final = 0.1  # seconds from the start or end of a hold of ours to the check; its own write is over by then
 MOST: Final = 1000  # tokens in one request
 
 _NEVER: Final = float("inf")
@@ -117,7 +117,7 @@ def plan_checks(holds: Iterable[Hold], monitors: MembershipMonitors, now: float)
     """Which pools to check now, and when to plan again. Pools without a hold of ours are forgotten."""
     if now < monitors.rests_until:
         return [], monitors.rests_until
-    monitors.resting = False  # before anything is read: what is written from here on wakes the keeper
+    monitors.resting = False  # before the monitors are read: every later change wakes the keeper
     inside: dict[str, list[SharedHold]] = {}
     for hold in holds:
         if isinstance(hold, SharedHold) and hold.phase is HELD:

@@ -16,18 +16,22 @@ ends when the holders and waiters before it have left, even if the names are alw
 No deadlock. Waiters have one order: the time of arrival, or in the first phase the server's time of the first refusal,
 which the waiter sends with each step. A kept name goes to an earlier waiter that asks for it. So the earliest of all
 waiters lacks only names that are held. A waiter that was removed from one of its queues joins all of them again;
-otherwise it would be early in one and late in another. A holder may itself wait for a name that is kept (nested locks).
-So a waiter sends the tokens that its thread or task holds. The names that are kept for it behind the first name that
-refuses it (in sorted order) go to every waiter that holds a lock, or that itself has all names before this one: so
-locks that are nested in sorted order form no cycle with it. A kept name also goes to a waiter that holds what this one
-waits for. For other cycles, the next waiter gets the kept name after 2 s, 6 s, 12 s, 20 s and so on of waiting in all
-queues, and the next waiter that holds a lock after a tenth of these times.
+otherwise it would be early in one and late in another.
+
+Nested locks. A holder may itself wait for a name that is kept. So a waiter sends the tokens that its thread or task
+holds, and a name that is kept for a waiter goes to another waiter in these cases, too:
+
+- The kept name comes, in sorted order, after the first name that refuses the waiter. Then it goes to every waiter that
+  holds a lock, or that itself has all names before this one. So locks nested in sorted order form no cycle.
+- The other waiter holds what this waiter waits for.
+- Against all other cycles: this waiter has waited in all queues for 2 s, 6 s, 12 s, 20 s and so on. Then the next
+  waiter gets the kept name. The next waiter that holds a lock gets it after a tenth of these times.
 
 Bounds. A kept name lasts 1.5 s, counted again from each step of its waiter, every half second. If the waiter has ended,
 another waiter takes the name with its next step, half a second later at most. If the waiter is frozen, another takes
 the name after a second of silence.
 
-A notification is about one name, so it only says that it is worth asking again. The refusal says which name refused. A
+A notification is about one name, so it only tells the waiter to ask again. The refusal says which name refused. A
 waiter that is first in the queue of that name has its key watched, because a client without a queue may free it.
 
 Why not one lock after the other in sorted order? It cannot deadlock either, but a waiter for the last name holds the

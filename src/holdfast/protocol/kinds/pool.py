@@ -195,7 +195,7 @@ class BasePool(BaseLock[L]):
             while taken:
                 try:
                     yield from release_lease(taken[0])
-                except HoldfastError as error:  # the others are given back all the same
+                except HoldfastError as error:  # still release the others
                     errors.append(error)
                 del taken[0]
         finally:  # leases are left only if another thread took the others, or after an interrupt: put them back

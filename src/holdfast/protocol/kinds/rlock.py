@@ -62,7 +62,7 @@ class ReentrantLease(BaseLease):
 
 
 L = TypeVar("L", bound=ReentrantLease)
-# By key and owner. Weak, because a lease without other references was dropped.
+# By key and owner. Weak: a lease without other references counts as dropped.
 Owned = WeakValueDictionary[tuple[str, Hashable], Any]
 
 
@@ -131,7 +131,7 @@ class BaseRLock(BaseLock[L]):
         entry = None
         try:
             hold = lease._hold
-            # Only the outermost body is cancelled by a loss, and the inner ones with it.
+            # A loss cancels only the outermost body, and with it the inner ones.
             cancels = self._options.cancels or self._options.on_lost is None
             if cancels and (lease._depth == 1 or hold.notify is None):
                 me, block = yield from attach(hold)
@@ -166,7 +166,7 @@ class BaseRLock(BaseLock[L]):
             entered = self._find_entered((yield from caller()))
         except NotHeld:
             raise
-        except STOPPED as interrupt:  # leave all the same, then raise it
+        except STOPPED as interrupt:  # leave the block first, then raise the interrupt
             struck = interrupt
             entered = self._find_entered((yield from caller()))
         _, lease, block = entered

@@ -1,7 +1,7 @@
 """Recipes: widely deployed lock algorithms, each as it was written, by name.
 
-They run beside programs that still use them, are searched in the lab, and help to move to client.lock. Each module says
-what its lock guarantees and which pitfalls it has.
+They share locks with programs that still use these algorithms, are searched in the lab, and help to move to
+client.lock. Each module says what its lock guarantees and which pitfalls it has.
 """
 
 from __future__ import annotations

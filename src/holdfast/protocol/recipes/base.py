@@ -94,7 +94,7 @@ class BaseRecipe(BaseLock[L]):
             if object_slot.setdefault(None, hold) is hold:
                 tries += 1
                 timeout = self._options.timeout
-                if tries > 1 or (until is not None and until > asked_at):  # the only try gets the whole timeout
+                if tries > 1 or (until is not None and until > asked_at):  # else it is the only try: the whole timeout
                     timeout = _call_timeout(timeout, until, asked_at)
                 outcome = yield from self._try(hold, timeout)
             now = yield from clock()

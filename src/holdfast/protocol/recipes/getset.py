@@ -4,14 +4,15 @@ Invariant. Of several clients that find the deadline past, the first GETSET wins
 one, which the others find, and so they have lost. (See deadline.py for the numbers that they leave.)
 
 Pitfalls. The losers' numbers stretch the winner's lock. A client that was paused between GET and GETSET leaves a number
-that is almost past, so that the next client gets in beside the winner. Clocks must agree. ``release="unexpired"`` (GET,
-and DEL if the value is not past: the C++ client) and ``"del"`` can free a later holder's lock. ``"same_value"`` (a
-script: DEL if the number is still ours) leaves the owner unable to release once a loser has overwritten its number.
-With ``owner_prefix`` the value is a name, a dot, and the deadline, and for the same reason the name may be a loser's: a
-lock that lets its owner in again by that name would let in the loser.
+that is almost past, so the next client gets the lock while the winner still holds it. Clocks must agree.
+``release="unexpired"`` (GET, and DEL if the value is not past: the C++ client) and ``"del"`` can free a later holder's
+lock. With ``"same_value"`` (a script: DEL if the number is still ours) the owner cannot release its lock once a loser
+has overwritten its number. With ``owner_prefix`` the value is a name, a dot, and the deadline. For the same reason the
+name may be a loser's: a lock that lets its owner in again by that name would let in the loser.
 
-As in the C++ client: 10 s, a millisecond between tries, their count logged if above one; an error is logged and counts
-as a failed try, a broken connection is replaced, and a failed release is only logged.
+As in the C++ client, the ttl is 10 s, and there is a millisecond between tries, whose number is logged if it is above
+one. An error is logged and counts as a failed try, a broken connection is replaced, and a failed release is logged
+only.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class GetSet(Deadlined):
 
     @property
     def adds_one(self) -> bool:
-        return self.unit != "ms" if self.plus_one is None else self.plus_one  # PHP's counts in ms, and adds nothing
+        return self.unit != "ms" if self.plus_one is None else self.plus_one  # PHP clients count in ms and add nothing
 
     def write(self, hold: RecipeHold, deadline: int) -> Effects[str]:
         if not self.owner_prefix:

@@ -3,8 +3,8 @@
 Invariant. The client whose token is in the key holds the lock; only its own release, or the end of its ttl on the
 server, removes the key. Each of the two is one step.
 
-Pitfall. A holder that was paused does not know that its ttl has ended: it goes on beside its successor, and a resource
-cannot tell them apart, because there is no fence.
+Pitfall. A holder that was paused does not know that its ttl has ended. It works at the same time as its successor, and
+a resource cannot tell them apart, because there is no fence.
 """
 
 from __future__ import annotations

@@ -278,7 +278,7 @@ class Cohorts:
         self._deactivating.pop(hold, None)
         _remove(self.local_queues.get(hold.local_key), successor)
         waiter = successor.waiter
-        if waiter.wakeup is not None:  # else it was woken before, and knows
+        if waiter.wakeup is not None:  # else its caller has noticed already
             waiter.wakeup.wake()  # last, because it may switch to another thread
             waiter.notified = True
 

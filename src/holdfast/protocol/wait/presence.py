@@ -31,9 +31,9 @@ REST: Final = 120.0  # longest first sleep of a waiter, in seconds; doubled afte
 LARGE: Final = 500  # more threads than this that time out at once would delay the keeper's renewals
 EVERY: Final = 0.5  # seconds; a waiter that was not shown for a second loses its place
 
-_LATELY: Final = 2.0  # seconds: a round may have failed, or have been slow
-_A_STEP: Final = 200  # waiters: about a millisecond of the server's time
-_A_CALL: Final = 5  # steps
+_LATELY: Final = 2.0  # seconds; more than one round, because a round may fail or be slow
+_A_STEP: Final = 200  # waiters in one step, which takes the server about a millisecond
+_A_CALL: Final = 5  # steps in one call
 _A_THREAD: Final = 0.0002  # seconds that a thread needs to wake up and return to its caller
 _FIRST_WARNING: Final = 1.0  # seconds between two warnings, doubled each time
 _RAREST_WARNING: Final = 60.0
