@@ -1,11 +1,11 @@
 """The atomic steps: one .lua file each, known by name and by SHA-1.
 
 The step ``pool/acquire.lua`` is named ``pool_acquire``; a step in ``lock/`` has no prefix: ``acquire``. A line
-``-- include fence.lua`` stands for the text of ``include/fence.lua``. It comes as late as possible in a step: what a
-script defines costs time each time it runs.
+``-- include fence.lua`` is replaced by the text of ``include/fence.lua``. Such a line comes as late as possible in a
+step, because each definition of a script costs time whenever the script runs.
 
-A node of a cluster notifies by sharded channels, which live in a slot as keys do. So its scripts are the same but for
-the two commands of pub/sub.
+A node of a cluster notifies by sharded channels, which belong to a slot as keys do. So its scripts differ in the two
+commands of pub/sub only.
 """
 
 from __future__ import annotations

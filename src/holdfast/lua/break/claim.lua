@@ -6,7 +6,7 @@
 -- Returns {1, 0, us}   broken at that time; a claim has no fence, and what its holder computes is not stored
 --         {0, 0, 0}    nothing was changed: the claim is gone, or another caller's
 --
--- One step, because between the check and the end another caller can have the claim.
+-- One step, because between the check and the deletion another caller can get the claim.
 
 -- include cache.lua
 -- include broken.lua

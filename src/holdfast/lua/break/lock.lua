@@ -7,7 +7,7 @@
 --
 -- Returns {1, fence, us}   broken at that time; the fence is greater than those of that holder, lower than all later ones
 --         {0, 0, 0}        nothing was changed: the key is gone, is another owner's, or has another fence
---         {-1, 0, 0}       nothing was changed: no client holds it, it is kept for a waiter
+--         {-1, 0, 0}       nothing was changed: no client holds the lock, it is only kept for a waiter
 --         error FENCELIMIT, FENCETYPE   see fence.lua
 --
 -- One step, because between the check and the release another client can take the key; and because the fence must rise
@@ -39,7 +39,7 @@ read_time()
 local lease_ms = redis.call('PTTL', KEYS[1])
 local retention_ms = math.max(ARGV[3], redis.call('PTTL', KEYS[2]))
 redis.call('DEL', KEYS[1])
-local raised = mint('00000000', last, '1', string.format('%.0f', retention_ms)) -- the end of no token
+local raised = mint('00000000', last, '1', string.format('%.0f', retention_ms)) -- no token ends in these digits
 record(ours and first or '0', raised, ARGV[4], lease_ms)
 if redis.call('EXISTS', KEYS[3]) == 1 then
   free_or_grant(first_waiter())

@@ -32,7 +32,7 @@ end
 read_time()
 remove_holder(ARGV[1])
 local retention_ms = math.max(ARGV[3], redis.call('PTTL', KEYS[2]))
-local raised = mint('00000000', last, '1', string.format('%.0f', retention_ms)) -- the end of no token
+local raised = mint('00000000', last, '1', string.format('%.0f', retention_ms)) -- no token ends in these digits
 last = tonumber(raised)
 record(fence, raised, ARGV[4], math.max(0, math.ceil((ends - now) / 1000)))
 remove_ended()

@@ -1,4 +1,4 @@
--- Forget a value, and the claim to compute it: that computation began before the change.
+-- Delete a value, and the claim to compute it: a computation that runs now began before the change.
 --
 -- KEYS 1 the entry   2 the claim   3 the waiters   4 the failure
 -- (no ARGV)

@@ -54,7 +54,7 @@ if not owner or owner == ARGV[1] then
   if not owner and not (written and written.err) then
     written = redis.pcall('SET', KEYS[2], ARGV[1], 'PX', ARGV[2])
   elseif owner and redis.call('PTTL', KEYS[2]) < tonumber(ARGV[2]) then
-    redis.call('PEXPIRE', KEYS[2], ARGV[2]) -- sent twice; never shorten it
+    redis.call('PEXPIRE', KEYS[2], ARGV[2]) -- the step was sent twice; never shorten the claim
   end
   if written and written.err then
     return value and {1, value} or written
@@ -66,7 +66,7 @@ if value then
 end
 if ARGV[4] ~= '' and ARGV[4] ~= '-' then
   -- The key of the claim, not the token: this call may end while another call of its process goes on waiting.
-  redis.pcall('HSET', KEYS[3], ARGV[4], KEYS[2]) -- a full server refuses: then the caller looks again by itself
+  redis.pcall('HSET', KEYS[3], ARGV[4], KEYS[2]) -- a full server refuses this: then the caller looks again by itself
   redis.call('PEXPIRE', KEYS[3], 5000)
 end
 return {0, redis.call('PTTL', KEYS[2]), now}

@@ -12,7 +12,7 @@
 --         or the key was invalidated).
 --
 -- One step, because a claim that ends between the check and the write would let an old value replace a newer one; and
--- because a caller that finds the claim given up must find the value, too.
+-- because a caller that finds no claim must find the value.
 
 -- include cache.lua
 

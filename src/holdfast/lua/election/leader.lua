@@ -4,8 +4,8 @@
 --      3 the waiters, with 'kind' if the name is in use as another kind of lock
 -- (no ARGV)
 --
--- Returns {token, fence, kind}, each nil if there is none. Fences that were given to another token are none: the key may
---         be reserved for a waiter, or be a client's that takes no fence.
+-- Returns {token, fence, kind}, each nil if there is none. A fence that was given to another token does not count: the
+--         key may be reserved for a waiter, or belong to a client that takes no fence.
 --
 -- One step, because between two reads the leader can change, and the token would come with the fence of another leader.
 

@@ -1,7 +1,7 @@
 -- Write, unless a later holder has written before.
 --
 -- KEYS 1 what is written   2 the record of the last writer   3 the last fence, if there is a lock of that name
--- ARGV 1 fence   2 holder   3 how long the record lasts, in ms (empty: for ever)   4 the command, if there is one
+-- ARGV 1 fence   2 holder   3 how long the record lasts, in ms (empty: forever)   4 the command, if there is one
 --      5... its arguments after the key
 --
 -- Returns {1, the command's reply}, or {1} without a command; {0, the fence on record} refused; {-1} the key is a lock;

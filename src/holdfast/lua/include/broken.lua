@@ -1,5 +1,5 @@
--- How a broken hold is recorded: for its holder, and for people.
--- What the including steps share; it has no ARGV and Returns nothing itself. One step is the including file as a whole.
+-- How a broken hold is recorded, for its holder and for operators.
+-- Several steps include this file. It uses no ARGV. Returns nothing itself. One step is the whole including file.
 -- Include it after the file that reads the time.
 --
 -- KEYS 5 the history: a list of the latest breaks, the latest first
@@ -20,8 +20,8 @@ local function not_held()
   return at_us and {1, raised, at_us} or {0, '0', '0'}
 end
 
--- Record the break. ``lease_ms`` was left of the lease. A full server, or an ACL without lists, may refuse the records: the
--- lock is free nevertheless.
+-- Record the break. ``lease_ms`` is the time that was left of the lease. A full server, or an ACL without lists, may
+-- refuse the records: the lock is free nevertheless.
 local function record(fence, raised, who_and_why, lease_ms)
   local entry = now_us .. ' ' .. fence .. ' ' .. raised .. ' ' .. who_and_why
   if KEYS[6] then

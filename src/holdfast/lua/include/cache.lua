@@ -1,5 +1,5 @@
 -- The server's time, and the waiters for a value of the cache.
--- What the including steps share; it has no ARGV and Returns nothing itself. One step is the including file as a whole.
+-- Several steps include this file. It uses no ARGV. Returns nothing itself. One step is the whole including file.
 --
 -- KEYS 1 the entry: 'value', 'fresh' (fresh until, us), 'cost' (time to compute it, us)
 --      2 the claim: the token of the caller that computes the value
@@ -14,7 +14,7 @@ local function read_time()
   now = tonumber(now_us)
 end
 
-local MAX_NOTIFIED = 1000 -- processes that one step notifies
+local MAX_NOTIFIED = 1000 -- how many processes one step can notify
 
 -- Ask each waiting process to look again. If there are too many for one step, none is notified: each looks again within
 -- half a second anyway.

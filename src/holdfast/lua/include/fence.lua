@@ -1,9 +1,9 @@
 -- The server's time, and the fences made from it.
--- What the including steps share; it has no ARGV and Returns nothing itself. One step is the including file as a whole.
+-- Several steps include this file. It uses no ARGV. Returns nothing itself. One step is the whole including file.
 --
--- KEYS 2 the last fences given out for this name: the first of them, how many, and the end of the holder's token. By that
---        end an inspector knows whether they are the present holder's. The first is also the time of the grant (us),
---        unless the clock was behind the last fence.
+-- KEYS 2 the last fences given out for this name: the first of them, their number, and the end of the holder's token.
+--        The end of the token shows inspectors whether the fences belong to the current holder. The first fence is also
+--        the time of the grant (us), unless the clock was behind the last fence.
 
 local now_us, now
 
@@ -18,9 +18,9 @@ local MAX_LAST = 9007199254740992 - 1 - 64
 local MAX_RETENTION_MS = 34560000000 -- 400 days
 
 -- The last fence given out for this name, or nil; and an error reply if there can be no next one. Text, inf, 1e18 and
--- negative numbers were never given out, so the next fence replaces them. A number that is too large may have been given
--- out: a lower one after it would break the order. A key of another type belongs to another program. A number alone is
--- what earlier versions wrote: the last fence.
+-- negative numbers were never given out, so the next fence replaces them. A number that is too large may have been
+-- given out; then a lower fence would break the order. A key of another type belongs to another program. Earlier
+-- versions wrote a single number: the last fence.
 local function last_fence()
   local last = redis.pcall('GET', KEYS[2])
   if not last then
@@ -36,9 +36,9 @@ local function last_fence()
   return last or nil
 end
 
--- The next fence, for that token; it and the reserved ones after it are recorded. It is at least the time in microseconds.
--- If a restart or failover loses the counter, the clock keeps fences rising; if the clock stands still or steps back, the
--- counter does. ``last`` comes from last_fence, called before the first write of the step.
+-- Returns the next fence, for that token; records it and the reserved fences after it. The fence is at least the time
+-- in microseconds. If a restart or failover loses the counter, the clock keeps fences rising. If the clock stops or is
+-- set back, the counter keeps them rising. ``last`` comes from last_fence, called before the first write of the step.
 local function mint(token, last, fences, retention_ms)
   local fence = now_us
   if last and last >= now then

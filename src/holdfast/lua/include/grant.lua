@@ -1,23 +1,24 @@
 -- How the queue of a mutex advances. Include queue.lua before it.
--- What the including steps share; it has no ARGV and Returns nothing itself. One step is the including file as a whole.
+-- Several steps include this file. It uses no ARGV. Returns nothing itself. One step is the whole including file.
 --
 -- KEYS 1 the lock   2 the last fence given out for this name   3 the queue
 --      4 the waiters; and 'yield' -> the end of the last yield window, the number of grants since, when a foreign token
 --        was last seen in the lock, the start of the last window after that; times in us
 
--- Yield windows: a lock that always passes from waiter to waiter would never be free for polling clients. So it stays free
--- for a while now and then, at irregular times. If no foreign token was seen for a minute, a window lasts a twentieth of
--- the time since the last one. If one was seen, a window lasts one polling period (redis-py polls every 100 ms, pottery
--- every 100 ms on average, node-redlock every 200 ms). Then the queue has its turn, for about the same time,
--- and at least as long as foreign clients have just used the lock: so they cannot get most of the time. The first foreign
--- grant ends such a window. Windows that no client uses become rare.
+-- Yield windows: a lock that always passes from waiter to waiter would never be free for polling clients. So it stays
+-- free for a while now and then, at irregular times. If no foreign token was seen for a minute, a window lasts a
+-- twentieth of the time since the last window. If one was seen, a window lasts one polling period (redis-py polls every
+-- 100 ms, pottery every 100 ms on average, node-redlock every 200 ms). Then the queue has its turn, for about the same
+-- time, and at least as long as foreign clients have just used the lock, but at most LONGEST_PAYBACK_US for this reason:
+-- so short foreign holds cannot get most of the time. The first foreign grant ends such a window. Windows that no client
+-- uses become rare.
 local LONGEST_YIELD_US = 100000 -- the length of a window
 local SHORTEST_YIELD_US = 5000 -- if no foreign token was seen, a window can be this short
-local YIELD_AFTER_US = 50000 -- the least time between two windows; the last digits of the clock add up to 100 ms
+local YIELD_AFTER_US = 50000 -- the least time between two windows; a jitter of up to 100 ms is added
 local YIELD_AFTER_GRANTS = 8 -- if no foreign token was seen, the least number of grants between two windows
 local POLLED_YIELD_AFTER_US = 40000 -- if a foreign token was seen, this replaces YIELD_AFTER_US
 local POLLING_REMEMBERED_US = 60000000 -- how long a foreign token is remembered
-local LONGEST_PAYBACK_US = 300000 -- the queue's turn is extended by at most this for the time that foreign clients used
+local LONGEST_PAYBACK_US = 300000 -- the queue's turn lasts as long as foreign clients used the lock, up to this
 local KEPT_MS = 1500 -- how long a lock is kept for a waiter that wants other names too; each acquire step renews it
 local POLLED_FADING = 10 -- the time since a foreign token was seen, divided by this, is added between two windows
 
@@ -49,7 +50,8 @@ local function note_foreign(owner)
   end
 end
 
--- Let the keys of the queue outlast a second without refresh. The waiters key may last longer, to remember foreign tokens.
+-- Let the keys of the queue last for 5 s, longer than a second without refresh. The waiters key may last longer, to
+-- remember foreign tokens.
 local function keep_queue()
   redis.call('PEXPIRE', KEYS[3], 5000)
   if redis.call('PTTL', KEYS[4]) < 4000 then
@@ -70,13 +72,14 @@ local function is_reachable(_, entry)
   return channel and subscription(channel) ~= ABSENT
 end
 
--- A lock is kept for a waiter that wants other names too: its token is in the key and also still in the queue. Only the
--- waiter's own acquire step, which takes all names or none, turns that into a hold. The waiter is ready ('0' fences) if it
--- could have all names that come before this one in sorted order, else unready ('00').
+-- A lock is *kept* for a waiter that wants other names too: the waiter's token is in the key and also still in the
+-- queue. Only the waiter's own acquire step, which takes all names or none, turns this into a hold. The waiter is ready
+-- ('0' fences) if it could have all names that come before this one in sorted order, else unready ('00').
 --
--- A lock that is kept for an unready waiter must not block a client that others may wait for: a client whose caller holds
--- a lock, or a ready waiter, for which other names may be kept. Both take the lock. So every client that blocks others
--- waits only for names that come later in sorted order. Then there is no cycle, except by locks nested in another order.
+-- A lock that is kept for an unready waiter must not block a client that others may wait for. Such a client is one
+-- whose caller holds a lock, or a ready waiter, for which other names may be kept. Both take the lock from the unready
+-- waiter. So every client that blocks others waits only for names that come later in sorted order. Then there is no
+-- cycle, except by locks nested in another order.
 local function is_unready(entry)
   return string.find(entry or '', '^%d+ %d+ %d+ 00') ~= nil
 end
@@ -89,8 +92,9 @@ local function is_kept_for_unready(owner)
   return redis.call('ZSCORE', KEYS[3], owner) and is_unready(redis.call('HGET', KEYS[4], owner))
 end
 
--- Whether the lock, which is kept for ``owner``, goes to another waiter: the owner is absent or has no subscriber; or
--- ``token``, which asks, is first in the queue. ``front`` is the first in the queue.
+-- Whether the lock, which is kept for ``owner``, goes to another waiter: because the owner is absent or has no
+-- subscriber, or because ``token``, the client that asks, is first in the queue. ``front`` is the first token in the
+-- queue.
 local function gives_way(owner, front, token)
   if owner == front then
     local entry = redis.call('HGET', KEYS[4], owner)
@@ -110,17 +114,19 @@ local function notify_first(token, entry, pause_ms)
   notify_ask(channel or '-', token, pause_ms)
 end
 
--- A client that holds locks asks for a lock that is kept for another waiter, which may wait for those locks. Ask that
--- waiter to send its own step, which knows all its names.
+-- Ask the waiter for which the lock is kept to send its own step, which knows all its names. This is needed if a client
+-- that holds locks asks for this lock: the waiter may wait for the locks of that client.
 local function wake(token)
   notify_first(token, redis.call('HGET', KEYS[4], token) or '', 0)
 end
 
--- Give a free lock to ``token``, the first waiter. A waiter with a subscriber is granted its full ttl and a fence, and is
--- notified. A waiter without one has ended or will return: it is passed over if another waiter can be notified. A waiter
--- whose subscription is unknown gets a short reservation. For a waiter that wants other names too (0 fences), the lock is
--- kept; without a subscriber the lock stays free and goes to the next client that asks. If no fence can be given out, the
--- lock stays free: the acquire step of each waiter is then refused with the reason.
+-- Give a free lock to ``token``, the first waiter.
+-- If the waiter has a subscriber, it is granted the lock with its full ttl and a fence, and is notified.
+-- If it has none, it has ended or will return: it is passed over if another waiter can be notified.
+-- If its subscription is unknown, it gets a short reservation.
+-- If it wants other names too (0 fences), the lock is kept for it; but if it has no subscriber, the lock stays free and
+-- goes to the next client that asks.
+-- If no fence can be given out, the lock stays free: the acquire step of each waiter is then refused with the reason.
 local function grant(token, entry)
   local last, refused = last_fence()
   if refused then
@@ -169,8 +175,9 @@ local function grant_next()
   end
 end
 
--- After a release: grant the lock, or open a yield window and ask the first waiter to come back when it ends. If a foreign
--- token was seen, the waiter comes back at once and watches the lock, so it learns when the window is used.
+-- After a release: grant the lock; or open a yield window, and ask the first waiter to send its step again when the
+-- window ends. If a foreign token was seen, the waiter sends it at once and watches the lock, so it learns when the
+-- window is used.
 local function free_or_grant(token, entry)
   if not token then
     return

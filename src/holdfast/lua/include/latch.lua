@@ -1,13 +1,14 @@
 -- The state of a latch.
--- What the including steps share; it has no ARGV and Returns nothing itself. One step is the including file as a whole.
+-- Several steps include this file. It uses no ARGV. Returns nothing itself. One step is the whole including file.
 --
--- KEYS 1 the latch: what is left and the count that it began with
+-- KEYS 1 the latch: the count that is left, and the initial count
 --      2 its waiters: token and channel, by the time of their last request
 --      3 the lock of this name, which must not exist
---      4 the queue and 5 the waiters of that lock, with the marks '' and 'kind' -> 'latch': by these, other kinds of lock
---        find that the name is a latch
+--      4 the queue and 5 the waiters of that lock, with the entries '' and 'kind' -> 'latch': these show other kinds of
+--        lock that the name is a latch
 
--- What is left, the count that it began with, and whether the key exists; or nil and the reply, if the latch is unusable.
+-- The count that is left, the initial count, and whether the key exists; or nil and the reply, if the latch is
+-- unusable.
 local function read_latch(count)
   local latch = redis.call('GET', KEYS[1])
   if latch then
@@ -30,8 +31,8 @@ local function read_latch(count)
   return count, count, false
 end
 
--- Write the latch, for that long from now, or longer if it lasts longer already. On a full server the first write fails:
--- then nothing was changed, and the error is returned.
+-- Write the latch. It lasts for ``ms`` from now, or longer if it lasts longer already. On a full server the first write
+-- fails: then nothing was changed, and the error is returned.
 local function write_latch(left, total, ms)
   local latch = left .. ' ' .. total
   ms = string.format('%.0f', math.max(ms, redis.call('PTTL', KEYS[1])))

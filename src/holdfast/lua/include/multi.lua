@@ -1,10 +1,10 @@
 -- Several names in one step. It includes fence.lua.
--- What the including steps share; it has no ARGV and Returns nothing itself. One step is the including file as a whole.
+-- Several steps include this file. It uses no ARGV. Returns nothing itself. One step is the whole including file.
 --
 -- KEYS five for each name: 1 the lock   2 the last fence given out for this name   3 the queue   4 its waiters
 --      5 the tombstone of this token
 --
--- Other included files use KEYS[1] to KEYS[5] of one name. select_name sets these; all of them come from the real KEYS.
+-- Other included files use KEYS[1] to KEYS[5] for one name. select_name sets these from the real KEYS.
 
 local ALL = KEYS
 local KEYS = {}

@@ -1,5 +1,5 @@
 -- A permit pool: the holders of a semaphore or a readers-writer lock, and its queue. Include queue.lua before.
--- What the including steps share; it has no ARGV and Returns nothing itself. One step is the including file as a whole.
+-- Several steps include this file. It uses no ARGV. Returns nothing itself. One step is the whole including file.
 --
 -- KEYS 1 the holders; three members for each: its token, with the end of its lease (us) as score; 'slot ' and its token,
 --        with its slot as score: the number of its permit, READER, or WRITER; and 'fence ' and its token, with its fence as
@@ -8,16 +8,17 @@
 --      3 the queue, with '' in front while the pool is in use
 --      4 the waiters, and 'kind' -> 'semaphore' or 'rwlock'
 --
--- All are in one key, so that a holder cannot lose only some of them when a key is deleted. Fences and ends are times, far
--- from every slot. So of n holders the first n members are their fences, the next n their slots, the last n their ends.
+-- All members are in one key, so a holder cannot lose only some of them when a key is deleted. Fences and ends are
+-- times, so their scores are far from those of slots. With n holders, the first n members are their fences, the next n
+-- their slots, the last n their ends.
 --
 -- The mode of a request is 'n5' (one of five permits), 'any' (a reader) or 'all' (a writer).
--- A holder whose lease has ended counts no longer. All keys expire with the last lease.
+-- A holder whose lease has ended does not count. All keys expire with the last lease.
 
 local WRITER, READER = -2, -1
 local LEAST_END = 1099511627776 -- 2^40 us: more than any slot, less than any end or fence
 local NO_FENCE = '-1099511627776' -- the score of 'fence ' for a reservation, or if the fence was deleted by hand
-local MAX_REPAIRED = 3000 -- members
+local MAX_REPAIRED = 3000 -- members; a larger pool is emptied
 
 local last -- the last fence given out, once it was read
 
@@ -51,9 +52,9 @@ local function role_of(score)
   return score and (score >= LEAST_END and 'end' or score <= -LEAST_END and 'fence' or 'slot')
 end
 
--- Members were added or removed by hand, or by an earlier version, which knows no fences here: keep the holders that have
--- an end and a slot. A pool that is too large for one step is emptied. Holders learn of their loss as they do when the key
--- is deleted.
+-- Repair a pool whose members were added or removed by hand, or by an earlier version, which writes no fences here.
+-- Keep the holders that have an end and a slot. If the pool is too large for one step, empty it. Holders learn of their
+-- loss as they do when the key is deleted.
 local function repair()
   local found, score = redis.call('ZRANGE', KEYS[1], 0, MAX_REPAIRED, 'WITHSCORES'), {}
   if #found > 2 * MAX_REPAIRED then
@@ -73,7 +74,7 @@ local function repair()
       end
     end
   end
-  redis.call('ZREM', KEYS[1], '') -- no effect, but after a first write the step may go on, even on a full server
+  redis.call('ZREM', KEYS[1], '') -- no effect, but a full server does not stop a step after its first write
   for number = 1, #found, 2 do
     if not belongs[found[number]] then
       redis.call('ZREM', KEYS[1], found[number])
@@ -84,8 +85,8 @@ local function repair()
   end
 end
 
--- Remove the holders whose lease has ended; returns whether there were any. The work of one step is bounded: the others
--- count as holders until the next step.
+-- Remove the holders whose lease has ended; returns whether there were any. The work of one step is bounded: ended
+-- leases beyond that count as holders until the next step.
 local function remove_ended()
   local found = false
   while searched < MAX_SEARCHED do
@@ -122,8 +123,8 @@ local function is_mode(mode)
   return mode == 'any' or mode == 'all' or string.find(mode, '^n%d+$')
 end
 
--- The lowest slot of that number of holders; nil if there is none. It comes after the last fence. If both are not at their ranks, members were
--- changed by hand.
+-- The lowest slot, if there are that many holders; nil if there is none. The lowest slot comes directly after the last
+-- fence. If one of them is not at its rank, members were changed by hand.
 local function lowest_slot(holders)
   while holders > 0 do
     local rank = math.ceil(holders) - 1 -- of the last fence
@@ -148,8 +149,8 @@ local function fits(mode)
   return lowest_slot(holders) ~= WRITER
 end
 
--- The lowest number that no permit has. All numbers differ, so permit n is at rank n of the slots if no lower number is
--- free.
+-- The lowest number that no permit has. All numbers differ, so if no lower number is free, permit n is at rank n of the
+-- slots.
 local function lowest_free_slot()
   local holders = holder_count()
   local low, high = 0, holders
@@ -180,8 +181,8 @@ local function mark_kind(kind)
   redis.call('PEXPIRE', KEYS[4], ms)
 end
 
--- Let both keys of the queue last at least that long. If there is no queue, the pool is new or a key was deleted by hand;
--- it has a holder in that slot.
+-- Let both keys of the queue last at least that long. If there is no queue, the pool is new or a key was deleted by
+-- hand: then write the kind, which follows from the slot of a holder.
 local function keep_queue(ms, slot)
   local left_ms = redis.call('PTTL', KEYS[3])
   if left_ms == -2 then
@@ -192,7 +193,7 @@ local function keep_queue(ms, slot)
   end
 end
 
--- Write a hold in that slot, for that long; with its fence, negated, if it is new. All keys outlast it.
+-- Write a hold in that slot, for that long; if it is new, with its negated fence. All keys last longer than the hold.
 local function write_hold(token, slot, lease_ms, fence)
   local ends = string.format('%.0f', now + lease_ms * 1000)
   if fence then
@@ -210,12 +211,12 @@ end
 -- Let a lease that ends at ``ends`` last at least that long: a late request must not shorten it.
 local function prolong(token, ends, slot, lease_ms)
   if ends < now + lease_ms * 1000 then
-    redis.call('ZREM', KEYS[1], '') -- no effect, but after a first write the step may go on, even on a full server
+    redis.call('ZREM', KEYS[1], '') -- no effect, but a full server does not stop a step after its first write
     write_hold(token, slot, lease_ms)
   end
 end
 
--- Make a holder of a token that fits, for that long; returns its slot. Without a fence it is a reservation.
+-- Make ``token``, which fits, a holder for that long; returns its slot. Without a fence, this is a reservation.
 local function admit(token, mode, lease_ms, fence)
   local slot = mode == 'all' and WRITER or mode == 'any' and READER or lowest_free_slot()
   write_hold(token, slot, lease_ms, fence and '-' .. fence or NO_FENCE)
@@ -231,15 +232,15 @@ local function renew_fence(token, retention_ms)
   return fence
 end
 
--- The slot that clients are told: the number of a permit, else -1.
+-- The slot as it is sent to clients: the number of a permit, else -1.
 local function client_slot(slot)
   return math.max(slot, -1)
 end
 
--- Admit waiters in order while they fit. A waiter that does not fit stops all behind it. A waiter with a subscriber is
--- granted its full ttl and a fence, and is notified. A waiter without one is passed over. A waiter whose subscription is
--- unknown gets a short reservation. With ``me``, the token that asks: returns whether it is its turn and it fits, and
--- whether no waiter is before it.
+-- Admit waiters in order while they fit. If a waiter does not fit, all waiters behind it wait too. If a waiter has a
+-- subscriber, it is granted a permit with its full ttl and a fence, and is notified. If it has none, it is passed over.
+-- If its subscription is unknown, it gets a short reservation. ``me`` is the token that asks. Returns whether it is at
+-- its turn and fits, and whether no waiter is before it.
 local function admit_waiters(me, mode)
   local kept = 0 -- waiters that are passed over and stay in the queue
   while searched < MAX_SEARCHED do
@@ -250,7 +251,7 @@ local function admit_waiters(me, mode)
       local ttl_ms, retention_ms, their_mode, channel = string.match(entry or '', '^%d+ (%d+) (%d+) (%a%w*) %d+ (.+)$')
       if token == me then
         return fits(mode), true
-      elseif token == '' then -- no waiter
+      elseif token == '' then -- not a waiter: it marks the queue of a pool
         kept = kept + 1
       elseif not channel or not is_mode(their_mode) or not is_present(entry) then
         remove_waiter(token)

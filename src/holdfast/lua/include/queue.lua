@@ -1,20 +1,20 @@
 -- The queue of one name, for every kind of lock that has one.
--- What the including steps share; it has no ARGV and Returns nothing itself. One step is the including file as a whole.
+-- Several steps include this file. It uses no ARGV. Returns nothing itself. One step is the whole including file.
 --
 -- KEYS 3 the queue: tokens, by time of arrival
 --      4 the waiters: token -> when it was last seen (us), ttl in ms, retention of its fence in ms, request, number of
 --        waiters in the local queue of its process, channel
 --        The request depends on the kind: for a mutex the number of fences and the tokens that the caller holds, each
---        after ';'; for a permit pool the mode. The channel is '-' if the waiter has none and polls. The number of local
---        waiters is for inspectors alone.
---        Two fields are no tokens, because every token contains a dot: 'kind' (absent for a mutex), and 'yield' (grant.lua)
+--        after ';'; for a permit pool the mode. The channel is '-' if the waiter has none and polls. Only inspectors
+--        use the number of local waiters.
+--        Two fields are not tokens (every token contains a dot): 'kind' (absent for a mutex), and 'yield' (grant.lua)
 --
--- Time is the server's, read once per step. A waiter refreshes its entry every half second. An entry that is older than a
--- second, or is not in this format, is removed.
+-- Times are those of the server, read once per step. A waiter refreshes its entry every half second. An entry that is
+-- older than a second, or is not in this format, is removed.
 
 local PRESENCE_US = 1000000
-local MAX_DIGITS = 11 -- of a ttl or retention in ms: no option is longer than 366 days
-local MAX_SEARCHED = 500 -- entries that one step reads, in all its searches: the server serves no other client meanwhile
+local MAX_DIGITS = 11 -- the most digits of a ttl or retention in ms: no option is longer than 366 days
+local MAX_SEARCHED = 500 -- entries that one step may read in all its searches, because other clients wait meanwhile
 local CHUNK = 50
 
 local searched = 0
@@ -24,8 +24,8 @@ local function remove_waiter(token)
   redis.call('HDEL', KEYS[4], token)
 end
 
--- The kind that the name is in use as; nil for a mutex. ``front`` is the first in the queue: '' for every other kind.
--- If that is there and the kind is not, the waiters were deleted by hand, or an earlier version wrote them.
+-- The kind that the name is in use as; nil for a mutex. ``front`` is the first member of the queue: '' for every other
+-- kind. If '' is there and the kind is not, the waiters were deleted by hand, or an earlier version wrote them.
 local function kind_of_name(front)
   return redis.call('HGET', KEYS[4], 'kind') or front == '' and 'permit pool or latch' or nil
 end
@@ -35,9 +35,9 @@ local function is_present(entry)
   return seen and math.abs(now - seen) <= PRESENCE_US and #ttl_ms <= MAX_DIGITS and #retention_ms <= MAX_DIGITS
 end
 
--- The first waiter that is present, and its entry. With ``fits``: the first for which fits(token, entry) is true. Absent
--- waiters on the way are removed. nil if there is none, or none within MAX_SEARCHED entries: then the next step continues
--- the search, and the lock goes to the next client that asks.
+-- The first waiter that is present, and its entry. With ``fits``: the first for which fits(token, entry) is true.
+-- Removes the absent waiters before it. Returns nil if there is none, or none within MAX_SEARCHED entries: then the
+-- next step continues the search, and the lock goes to the next client that asks.
 local function find_waiter(fits)
   local kept = 0 -- waiters that are present and do not fit
   while searched < MAX_SEARCHED do
@@ -79,7 +79,8 @@ local function first_waiter(token)
   return find_waiter()
 end
 
--- The score of a new waiter: behind all others, even if the clock was set back. A score that is not exact is not ours.
+-- The score of a new waiter: behind all others, even if the clock was set back. A last score that is not exact in a
+-- double is not ours, and is ignored.
 local function arrival()
   local tail = tonumber(redis.call('ZRANGE', KEYS[3], -1, -1, 'WITHSCORES')[2])
   return tail and tail >= now and tail < 9007199254740991 and string.format('%.0f', tail + 1) or now_us

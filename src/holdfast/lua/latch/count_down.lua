@@ -2,15 +2,16 @@
 --
 -- KEYS 1 the latch   2 its waiters   3 the lock of this name   4 its queue   5 its waiters
 --      6 the tombstone of this token: what was left when it was counted
--- ARGV 1 token   2 the count that the latch should have begun with   3 by how much   4 how long the latch lasts, in ms
+-- ARGV 1 token   2 the expected initial count of the latch   3 by how much   4 how long the latch lasts, in ms
 --      5 how long the tombstone lasts, in ms
 --
 -- Returns {left, total}   0 left: it is open
---         {-1, total}     it began with another count
+--         {-1, total}     its initial count is another one: total
 --         {-2, kind}      the name is in use as another kind of lock
 --
--- One step, because two clients that read the same number would both write it less one; because a request that is sent
--- twice must be counted once; and because a waiter that registers meanwhile must be notified here or see the latch open.
+-- One step, because two clients that read the same count would both write the same new count; because a request that is
+-- sent twice must be counted once; and because a waiter that registers meanwhile must be notified here or see the latch
+-- open.
 
 -- include latch.lua
 

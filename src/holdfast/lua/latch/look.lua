@@ -1,12 +1,12 @@
 -- Read a latch; unless it is open, register for a notification.
 --
 -- KEYS 1 the latch   2 its waiters   3 the lock of this name   4 its queue   5 its waiters
--- ARGV 1 token   2 the count that the latch should have begun with
+-- ARGV 1 token   2 the expected initial count of the latch
 --      3 notification channel ('-': wait without one, '': only look, write nothing)
 --      4 how long the latch lasts, in ms
 --
 -- Returns {left, total}   0 left: it is open
---         {-1, total}     it began with another count
+--         {-1, total}     its initial count is another one: total
 --         {-2, kind}      the name is in use as another kind of lock
 --
 -- One step, because a latch that opens between the read and the registration would not notify this waiter.
@@ -14,7 +14,7 @@
 -- include latch.lua
 
 local PRESENCE_US = 1000000 -- as in include/queue.lua
-local MAX_REMOVED = 16 -- absent waiters that one step removes; the next step continues
+local MAX_REMOVED = 16 -- how many absent waiters one step removes; the next step continues
 
 local left, total, exists = read_latch(ARGV[2])
 if not left then

@@ -36,7 +36,7 @@ if found == 0 then
     return mint(ARGV[1], last, ARGV[4], ARGV[3])
   end
   local owner = ARGV[5] == '' and redis.call('GET', KEYS[1])
-  if owner and owner ~= ARGV[1] then -- no queue, and no wish to queue (benchmarks.before: try a held lock)
+  if owner and owner ~= ARGV[1] then -- no queue, and the client will not queue (benchmarks.before: try a held lock)
     return {0, redis.call('PTTL', KEYS[1]), now, 0, owner}
   end
 end
@@ -48,7 +48,7 @@ local owner = redis.call('GET', KEYS[1])
 local front, free_in_ms, passes
 if found > 0 then
   front = redis.call('ZRANGE', KEYS[3], 0, 0)[1]
-  if found > (front and 1 or 0) then -- more than the queue: the tombstone exists
+  if found > (front and 1 or 0) then -- not only the queue exists, but also the tombstone
     return {-1, 0}
   end
   passes = ARGV[6] ~= '' and owner and owner ~= ARGV[1] and is_kept_for_unready(owner)
@@ -66,7 +66,7 @@ if found > 0 then
       front = first
       local free_until = read_yield()
       if free_until > now and free_until - now <= LONGEST_YIELD_US then
-        if ARGV[5] ~= '' then -- the window is for polling clients, and a client that does not queue is one
+        if ARGV[5] ~= '' then -- the window is for polling clients, and a client that does not queue is a polling client
           free_in_ms = math.ceil((free_until - now) / 1000)
         end
       elseif first and first ~= ARGV[1] and not passes then
@@ -85,7 +85,7 @@ if not free_in_ms and (not owner or owner == ARGV[1]) then
   elseif not owner then
     redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
   elseif redis.call('PTTL', KEYS[1]) < tonumber(ARGV[2]) then
-    -- Never shorten it: this may be a late duplicate that arrives after an extension.
+    -- Never shorten the lease: this may be a late duplicate that arrives after an extension.
     redis.call('PEXPIRE', KEYS[1], ARGV[2])
   end
   remove_waiter(ARGV[1])

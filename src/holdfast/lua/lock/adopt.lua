@@ -29,7 +29,7 @@ if refused then
   return refused
 end
 if owner == ARGV[4] then
-  redis.call('DEL', KEYS[1]) -- first: then the step works on a full server too
+  redis.call('DEL', KEYS[1]) -- free memory first, so the step works on a full server too
   redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
 elseif redis.call('PTTL', KEYS[1]) < tonumber(ARGV[2]) then
   redis.call('PEXPIRE', KEYS[1], ARGV[2])

@@ -14,7 +14,7 @@ if owner ~= ARGV[1] then
   return owner and -1 or 0
 end
 local left_ms = redis.call('PTTL', KEYS[1])
-if left_ms >= 0 then -- always write: after a first write the step may go on, even on a full server
+if left_ms >= 0 then -- always write: a full server does not stop a step after its first write
   redis.call('PEXPIRE', KEYS[1], math.max(left_ms, tonumber(ARGV[2])))
 end
 if ARGV[3] ~= '0' then

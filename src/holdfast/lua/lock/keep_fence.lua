@@ -5,7 +5,8 @@
 --
 -- Returns 1 it lasts that long, 0 it is gone or belongs to another token.
 --
--- One step, because the fences can become another holder's between the read and the write; its retention must not change.
+-- One step, because between the read and the write the key can get the fences of another holder, whose retention must
+-- not change.
 
 local fences = redis.pcall('GET', KEYS[1])
 if type(fences) ~= 'string' or string.sub(fences, -8) ~= ARGV[1] then

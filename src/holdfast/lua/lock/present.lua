@@ -22,8 +22,9 @@ local KEYS = {} -- the keys of the current waiter, by the numbers that included 
 local SOON_MS = 1500 -- three of these steps, which are half a second apart; = KEPT_MS in grant.lua
 local QUEUE_MS = 5000 -- how long a queue lasts after its last refresh
 
--- The first waiter of a permit pool has to ask. The first member of the queue is '', and absent waiters behind it are
--- removed. The keys of this queue may last longer than the keys of a mutex, and must not be shortened.
+-- Whether ``token`` is the first waiter of a permit pool, which has to ask. The first member of the queue is ''; absent
+-- waiters behind it are removed. The keys of this queue may last longer than those of a mutex, and must not be
+-- shortened.
 local function is_first_in_pool(token)
   if redis.call('PTTL', KEYS[3]) < QUEUE_MS then
     redis.call('PEXPIRE', KEYS[3], QUEUE_MS)

@@ -17,20 +17,20 @@
 --         {-2, kind, lock}            refused; that lock is in use as another kind
 --         error FENCELIMIT, FENCETYPE   refused; see fence.lua
 --
--- One step, because a client that takes one lock after the other can deadlock with a client that takes them the other way
--- round.
+-- One step, because two clients that take the same locks one after the other, in different order, can deadlock.
 --
--- For PATIENCE_US a waiter is in one queue: that of the name that refused it. If that name is kept for it but another one
--- is refused, this step gives the name back. After PATIENCE_US it moves to the queues of all its names, with one time of
--- arrival, later than that of every other waiter there. From then on each name that comes free at its turn is kept for it.
--- Two waiters cannot each keep what the other needs: a kept name gives way to an earlier arrival, and a waiter that was
--- removed from one queue arrives anew in all.
+-- For PATIENCE_US a waiter is in one queue: that of the name that refused it. If that name is kept for the waiter but
+-- another name is refused, this step gives the kept name back. After PATIENCE_US the waiter moves to the queues of all
+-- its names, with one time of arrival, later than that of every other waiter there. From then on, each name that
+-- becomes free at its turn is kept for it. Two waiters cannot each keep a name that the other needs: a kept name goes
+-- to an earlier arrival, and a waiter that was removed from one queue gets a new time of arrival in all queues.
 --
--- With nested locks, a waiter behind this one may hold what this one waits for. Locks that are nested in sorted order form
--- no cycle: see grant.lua. A kept name is also lent to a waiter that says it holds what refuses us. Against other cycles,
--- it is lent to the next waiter that holds a lock, NESTED_US after this one joined all queues, then after two, three, four
--- times NESTED_US more, and so on; and in the same way, by KEEPING_US, to the next waiter of any kind. The intervals grow,
--- so that long holds do not starve this waiter. It keeps its place, and is first again when the lent name is released.
+-- With nested locks, a waiter behind this one may hold a lock that this one waits for. Locks that are nested in sorted
+-- order form no cycle: see grant.lua. A kept name is also lent to a waiter that says that it holds the lock that
+-- refuses us. Against other cycles, a kept name is lent to the next waiter that holds a lock: NESTED_US after this
+-- waiter joined all queues, then after two, three, four times NESTED_US more, and so on. In the same way, but with
+-- KEEPING_US, it is lent to the next waiter of any kind. The intervals grow, so long holds do not starve this waiter.
+-- The waiter keeps its place, and is first again when the lent name is released.
 
 -- include multi.lua
 
@@ -58,7 +58,7 @@ end
 
 local PATIENCE_US = 100000
 local KEEPING_US, NESTED_US = 2000000, 200000
-local MAX_BEHIND = 50 -- waiters that are searched for one that should go first
+local MAX_BEHIND = 50 -- how many waiters are searched for one that should go first
 local token, since = ARGV[1], tonumber(ARGV[6])
 
 local function take_all()
@@ -76,7 +76,7 @@ local function take_all()
   return fence
 end
 
--- Read its places and kept names from the keys: if a reply was lost, the client does not know them.
+-- Read the client's places and kept names from the keys: if a reply was lost, the client does not know them.
 local places, owned = 0, 0
 local waits_at, arrived, uneven
 for name = 1, NAMES do
@@ -131,8 +131,8 @@ local function is_before(score, other)
   return mine > 0 and (mine < score or (mine == score and token < other))
 end
 
--- Whether no waiter for the selected name comes before us. If one does, it gets the lock, which is free or kept for another
--- waiter. ``ready``: no name before this one was refused.
+-- Whether no waiter for the selected name comes before us. If one does, that waiter gets the lock, which is free or
+-- kept for another waiter. ``ready``: no name before this one was refused.
 local function is_our_turn(ready, owner)
   local waiter, entry = find_waiter(function(waiter, entry)
     return waiter == token or is_reachable(waiter, entry)
@@ -169,7 +169,7 @@ local function may_have(name, ready)
     other_kind, other_at = kind, KEYS[1]
     return false
   end
-  if owner then -- if kept for a waiter, that waiter may be absent, unready, or a later arrival
+  if owner then -- if it is kept for a waiter, that waiter may be absent, unready, or a later arrival
     local score = redis.call('ZSCORE', KEYS[3], owner)
     refusing[owner] = not score
     local is_weaker = ready and score and (is_before(tonumber(score), owner) or is_kept_for_unready(owner))
@@ -183,8 +183,8 @@ local function may_have(name, ready)
   return is_our_turn(ready)
 end
 
--- A waiter in one queue tries that name first: as long as it is refused, the waiter keeps its place there. A waiter in all
--- queues waits for the first name that is refused.
+-- A waiter in one queue tries that name first: as long as the name is refused, the waiter keeps its place there. A
+-- waiter in all queues waits for the first name that is refused.
 local refused_at
 local may = {}
 local function try(name)
@@ -206,7 +206,7 @@ if not refused_at then
   return take_all()
 end
 
--- Whether one of the growing intervals has ended since its last step.
+-- Whether one of the growing intervals has ended since the last step of this waiter.
 local function has_stood_for(first_us)
   local every_us, after_us, has_passed = first_us, first_us, false
   select_name(waits_at)
@@ -239,7 +239,7 @@ local function lend()
   return false
 end
 
--- No fence for one name alone: '0' up to the refused name, '00' behind it.
+-- No fence is reserved for one name alone: the entry has '0' up to the refused name, '00' for names after it.
 local ready_entry = now_us .. ' ' .. ARGV[2] .. ' ' .. ARGV[3] .. ' 0' .. ARGV[7] .. ' ' .. ARGV[5]
 local unready_entry = now_us .. ' ' .. ARGV[2] .. ' ' .. ARGV[3] .. ' 00' .. ARGV[7] .. ' ' .. ARGV[5]
 for name = 1, NAMES do

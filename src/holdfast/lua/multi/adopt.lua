@@ -10,8 +10,8 @@
 --         -2          this adoption was abandoned before this request arrived
 --         error FENCELIMIT, FENCETYPE   see fence.lua
 --
--- One step, because no lock may be free between the two owners or be taken from another owner than the giver;
--- and because a hold on several locks is all of them or none.
+-- One step, because no lock may be free between the two owners, or be taken from another owner than the giver; and
+-- because a hold on several locks has all of them or none.
 
 -- include multi.lua
 
@@ -38,7 +38,7 @@ local fence
 for name = 1, NAMES do
   select_name(name)
   if redis.call('GET', KEYS[1]) == ARGV[4] then
-    redis.call('DEL', KEYS[1]) -- first: then the step works on a full server too
+    redis.call('DEL', KEYS[1]) -- free memory first, so the step works on a full server too
     redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
   elseif redis.call('PTTL', KEYS[1]) < tonumber(ARGV[2]) then
     redis.call('PEXPIRE', KEYS[1], ARGV[2])

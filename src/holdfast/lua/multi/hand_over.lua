@@ -7,8 +7,8 @@
 --
 -- Returns 1 prepared, all of them; 0 one is gone; -1 one is another owner's. After 0 and -1 nothing was changed.
 --
--- One step, because only the owner may change the ttl, ownership can end between a GET and a PEXPIRE, and a hold on several
--- locks is all of them or none.
+-- One step, because only the owner may change the ttl, ownership can end between a GET and a PEXPIRE, and a hold on
+-- several locks has all of them or none.
 
 -- include multi.lua
 
@@ -26,7 +26,7 @@ end
 for name = 1, NAMES do
   select_name(name)
   local left_ms = redis.call('PTTL', KEYS[1])
-  if left_ms >= 0 then -- always write: after a first write the step may go on, even on a full server
+  if left_ms >= 0 then -- always write: a full server does not stop a step after its first write
     redis.call('PEXPIRE', KEYS[1], math.max(left_ms, tonumber(ARGV[2])))
   end
   if ARGV[3] ~= '0' then

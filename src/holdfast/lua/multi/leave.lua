@@ -5,8 +5,8 @@
 --
 -- Returns 1 all of them end then; 0 one is gone; -1 one is another owner's. After 0 and -1 nothing was changed.
 --
--- One step, because only the owner may change the ttl, and ownership can end between a GET and a PEXPIRE. This is the one
--- step that makes a lease shorter. If it is sent again, the lease ends that much later.
+-- One step, because only the owner may change the ttl, and ownership can end between a GET and a PEXPIRE. Only this
+-- step can shorten a lease. If it is sent again, the lease ends that much later.
 
 local found = 1
 for name = 1, #KEYS do

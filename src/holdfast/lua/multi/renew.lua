@@ -5,8 +5,8 @@
 --
 -- Returns 1 renewed, all of them; 0 one is gone; -1 one is another owner's. After 0 and -1 nothing was changed.
 --
--- One step, because only the owner may change the ttl, ownership can end between a GET and a PEXPIRE, and a hold on several
--- locks is all of them or none.
+-- One step, because only the owner may change the ttl, ownership can end between a GET and a PEXPIRE, and a hold on
+-- several locks has all of them or none.
 
 local found = 1
 for name = 1, #KEYS do

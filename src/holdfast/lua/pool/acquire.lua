@@ -45,7 +45,7 @@ local marked = redis.call('ZSCORE', KEYS[3], '')
 if kind ~= ARGV[4] or not marked then
   kind = kind or kind_of_slot(lowest_slot(holder_count()))
   local earlier = not kind and string.match(redis.call('HGET', KEYS[4], '') or '', '^%a+$')
-  if earlier then -- it wrote the kind into a field without a name
+  if earlier then -- an earlier version wrote the kind into the field ''
     kind = earlier .. ' of an earlier version of Holdfast'
   elseif not kind and redis.call('EXISTS', KEYS[6], KEYS[3]) > (marked and 1 or 0) then
     kind = 'lock'

@@ -31,7 +31,7 @@ local fence
 if not ends then
   local _, theirs = hold_of(ARGV[4])
   slot = theirs
-  remove_holder(ARGV[4]) -- first: then the step works on a full server too
+  remove_holder(ARGV[4]) -- free memory first, so the step works on a full server too
 end
 if slot then
   if slot == WRITER and ARGV[5] ~= 'all' then

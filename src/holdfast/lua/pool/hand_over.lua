@@ -18,7 +18,7 @@ read_time()
 local found = remove_ended()
 local ends, slot = hold_of(ARGV[1])
 if ends then
-  redis.call('ZREM', KEYS[1], '') -- no effect, but after a first write the step may go on, even on a full server
+  redis.call('ZREM', KEYS[1], '') -- no effect, but a full server does not stop a step after its first write
   if ARGV[3] ~= '0' then
     redis.call('SET', KEYS[5], '', 'PX', ARGV[3])
   end

@@ -16,6 +16,6 @@ local ends, slot = hold_of(ARGV[1])
 if not ends or ends <= now then
   return 0
 end
-redis.call('ZREM', KEYS[1], '') -- no effect, but after a first write the step may go on, even on a full server
+redis.call('ZREM', KEYS[1], '') -- no effect, but a full server does not stop a step after its first write
 write_hold(ARGV[1], slot, tonumber(ARGV[2]))
 return 1

@@ -3,7 +3,7 @@
 -- KEYS 1 the holders (2 to 4 as in every step of a pool)
 -- (no ARGV)
 --
--- Returns {holders, alone}: the number of holders, and 1 if the holder is a writer.
+-- Returns {holders, alone}: the number of holders, and 1 if the only holder is a writer, else 0.
 --
 -- One step, because both numbers must describe the same moment. It writes nothing; ended leases are not counted.
 

@@ -16,7 +16,7 @@ remove_ended()
 if not hold_of(ARGV[1]) then
   return 0
 end
-redis.call('ZREM', KEYS[1], '') -- no effect, but after a first write the step may go on, even on a full server
+redis.call('ZREM', KEYS[1], '') -- no effect, but a full server does not stop a step after its first write
 redis.call('ZADD', KEYS[1], READER, slot_entry(ARGV[1]))
 admit_waiters()
 return 1
