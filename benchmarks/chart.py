@@ -1,9 +1,9 @@
 """A chart of groups of contenders side by side, as one SVG without external files.
 
 Every group is a small table: a line for each contender, a column for each measure. A linear measure is drawn as a bar
-from zero; one on a logarithmic scale, which has no zero, as a point on a grid. Holdfast is green only where it is
-better than all others by more than the noise. The chart has its own background, and follows the reader's light or dark
-mode.
+from zero. A logarithmic scale has no zero, so such a measure is drawn as a point on a grid. Holdfast is green only
+where it is better than all others by more than the noise. The chart has its own background, and follows the reader's
+light or dark mode.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MARGIN: Final = 32
 AHEAD: Final = 1.05  # Holdfast counts as ahead if it is better than all others by this factor
 NAMES: Final = 172  # width of the names of contenders
 GAP: Final = 28  # between columns
-LABEL: Final = 62  # width of the number behind a bar or point
+LABEL: Final = 62  # width of the number after a bar or point
 HEAD: Final = 132
 LINE: Final = 24
 GROUP_HEAD: Final = 34
@@ -61,7 +61,7 @@ class Column(NamedTuple):
 
 
 def of_time(title: str) -> Column:
-    """A column of seconds, from a tenth of a millisecond on."""
+    """A column of times in seconds, on a scale that starts at a tenth of a millisecond."""
     ticks = [(10.0**power / 1000, f"{10.0**power:,g}") for power in range(-1, 6)]
     return Column(title, "less is better, ms on a log scale", is_logarithmic=True, ticks=ticks)
 
@@ -98,7 +98,7 @@ class Span(NamedTuple):
     """The position of a column, and the mapping from its values to x coordinates."""
 
     left: float
-    width: float  # of what is drawn, without the number
+    width: float  # of the bar or point, without the number
     lowest: float
     highest: float
     is_logarithmic: bool

@@ -2,13 +2,13 @@
 
     python -m benchmarks.combining [--seconds 0.4] [--rounds 5] [--threads 1,2,4,16,64]
 
-While one thread waits for a reply, another thread could give its request to the first instead of using a connection of
-its own: fewer system calls, and fewer reads of the server. This benchmark tries that on the public interface, with
-other engines below it:
+While one thread waits for a reply, another thread could give its request to the first thread instead of using its own
+connection. That saves system calls, and reads of the server. This benchmark tries it on the public interface, with
+different engines:
 
     pooled         what Holdfast does: one connection for each thread that is waiting for a reply
     combining      flat combining (Hendler, Incze, Shavit and Tzafrir, 2010): a thread that finds the connection free
-                   leads, and also sends, in the same write, the requests of the threads that found it taken
+                   leads, and also sends, in the same write, the requests of the threads that found it in use
     combining x 2  the same over two connections, so that two threads need not wait for each other
     sharing        one connection: each thread writes its own request, and one of the waiting threads reads for all
     shared         one connection with a thread that writes and reads for all; see
@@ -50,7 +50,7 @@ CORES = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_setaffinity") else
 
 
 class Slot:
-    """A request, and where its thread waits for the reply or until it has to lead."""
+    """A request. Its thread waits on it for the reply, or until it must lead."""
 
     __slots__ = ("_wakeup", "data", "is_answered", "reply")
 
@@ -77,7 +77,7 @@ class Slot:
 
 
 class Combining:
-    """A thread that finds a connection free leads: it also sends the requests of the threads that found none."""
+    """A thread that finds a free connection leads: it also sends the requests of the threads that found none."""
 
     def __init__(self, url: str, *, connections: int) -> None:
         self._connections = [PooledConnection(resolve(url, aio=False), 5.0) for _ in range(connections)]

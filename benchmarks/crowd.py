@@ -29,7 +29,7 @@ import holdfast.aio
 from benchmarks.report import Figure, conclude, console, new_table
 
 TTL = 3.0
-LATEST = 0.5  # seconds after its timeout
+LATEST = 0.5  # seconds; no wait may end later than this after its timeout
 THREADS_WAIT = 8.0
 
 
@@ -37,7 +37,7 @@ class Seen(NamedTuple):
     """The results of one client."""
 
     lost: int
-    latest: float  # end of a wait after its timeout, in seconds
+    latest: float  # the longest time from a timeout to the end of its wait, in seconds
     waits: int
     errors: int
     cpu: float
@@ -45,7 +45,7 @@ class Seen(NamedTuple):
 
 
 class Meter:
-    """CPU of this process and of the server since it was made, as shares of one core."""
+    """CPU of this process and of the server since this object was made, as shares of one core."""
 
     def __init__(self, admin: redis.Redis) -> None:
         self._admin = admin

@@ -1,14 +1,15 @@
-"""Sentinel and Cluster beside one server: what a cycle of acquire and release costs on each, in one run.
+"""Sentinel and Cluster compared with one server: what a cycle of acquire and release costs on each, in one run.
 
     python -m benchmarks.engines [--rounds 60] [--seconds 0.2]
 
 - *uncontended*: one client takes and releases one lock. *Contended*: four processes want the same lock.
-- Each engine is compared with a server that does the same beside the lock: Cluster, whose primaries have no replicas
-  here, with one server; Sentinel, whose primary feeds two replicas, with one server that feeds two. All servers and all
-  clients run from the first round to the last, so the idle ones cost every engine the same.
-- The engines take turns, uncontended every few cycles, in changing order, so a slow moment of the machine strikes all
+- Each engine is compared with a server that has the same work besides the lock. Cluster, whose primaries have no
+  replicas here, is compared with one server; Sentinel, whose primary has two replicas, with one server that has two
+  replicas. All servers and all clients run from the first round to the last, so the idle ones cost every engine the
+  same.
+- The engines take turns in changing order (uncontended: every few cycles), so a slow moment of the machine affects all
   of them. The ratio is the median of the ratios of single rounds, with the range of the middle half of the rounds.
-  *Another server*, just like the base, shows what that method finds where there is nothing to find.
+  *Another server* is a copy of the base: its ratio shows the error of this method.
 - *throughput*: four processes, each with a lock of its own, on a cluster of one, two and three primaries; and how much
   of the machine the clients and the servers used.
 """
@@ -39,7 +40,7 @@ from benchmarks.report import Figure, conclude, console, new_table
 
 _LIMIT: Final = 1.1
 _PROCESSES: Final = 4
-_CYCLES: Final = 5  # of an uncontended turn: short, so that a slow moment of the machine strikes all engines
+_CYCLES: Final = 5  # in an uncontended turn; few, so that a slow moment of the machine affects all engines
 _TURNS: Final = 20  # in an uncontended round
 _WHOLE_CORE: Final = 0.9
 _FACES: Final = ("threads", "asyncio")
@@ -51,13 +52,13 @@ class Choice(NamedTuple):
     limited: bool = False  # whether a limit is promised
 
 
-# By scene and choice, the seconds of a cycle in each round.
+# By scene and choice: the seconds of a cycle, for each round.
 Found = dict[str, dict[str, list[float]]]
 
 
 @contextlib.contextmanager
 def cycles(face: str, url: str, name: str) -> Iterator[Callable[[float], tuple[float, int]]]:
-    """A function that runs cycles for so many seconds, or _CYCLES if that is 0; returns the seconds and the count."""
+    """A function that runs cycles for that many seconds, or _CYCLES cycles if 0; returns the seconds and the count."""
     if face == "threads":
         with holdfast.connect(url) as client:
             lock = client.lock(name, wait=10)
@@ -88,7 +89,7 @@ def cycles(face: str, url: str, name: str) -> Iterator[Callable[[float], tuple[f
 
 
 def work(face: str, url: str, name: str, orders: Any) -> None:
-    """The main function of a worker process: run cycles whenever it is told for how long."""
+    """The main function of a worker process: for each order, run cycles for that many seconds."""
     with cycles(face, url, name) as run:
         run(0.01)
         orders.send(None)
@@ -198,7 +199,7 @@ def ratios(theirs: Sequence[float], base: Sequence[float]) -> tuple[float, float
 
 
 def processor_time(servers: Sequence[Server]) -> float:
-    """Seconds of processor time that these have used."""
+    """Seconds of processor time that these servers have used."""
     ticks = 0
     for server in servers:
         fields = Path(f"/proc/{server.pid}/stat").read_text().rpartition(")")[2].split()
@@ -230,7 +231,7 @@ def report_throughput(found: dict[int, tuple[float, float, float]]) -> None:
 
 
 def limit_of(found: dict[int, tuple[float, float, float]], cores: int) -> str:
-    """What kept the clusters from more locks per second."""
+    """What limited the number of locks per second: clients or servers."""
     used = max(clients + servers for _, clients, servers in found.values())
     busiest = max(servers / primaries for primaries, (_, _, servers) in found.items())
     measured = f"No server used more than {busiest:.2f} cores; clients and servers together used {used:.2f} of {cores}."

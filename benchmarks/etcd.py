@@ -2,11 +2,11 @@
 
     python -m benchmarks.etcd [--rounds 25] [--seconds 3]
 
-- *put + delete*: the least that a lock on etcd could cost: two requests over the same JSON gateway, with the same HTTP
-  client. The cluster has three members on this machine, which sync each write to disk.
-- *uncontended*: one client takes and releases one lock, by Holdfast and by tooz (etcd3gw), which is for the same
+- *put + delete*: the lowest possible cost of a lock on etcd: two requests over the same JSON gateway, with the same
+  HTTP client. The cluster has three members on this machine, which sync each write to disk.
+- *uncontended*: one client takes and releases one lock, with Holdfast and with tooz (etcd3gw), which uses the same
   gateway. All take turns, round by round; a ratio is the median of the ratios of single rounds.
-- *hand-over*: eight processes want the same lock; what is shown is the time from one grant to the next.
+- *hand-over*: eight processes want the same lock. The result is the time from one grant to the next.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def contend(library: str, where: Any, seconds: float, start: Any, results: Any) 
 
 
 def handover(library: str, where: Any, seconds: float) -> tuple[float, int, int]:
-    """Seconds from one grant to the next, among eight processes; and the fewest and most grants of one."""
+    """Seconds from one grant to the next, among eight processes; and the fewest and the most grants of one process."""
     context = multiprocessing.get_context("spawn")
     start, results = context.Barrier(_PROCESSES), context.Queue()
     workers = [

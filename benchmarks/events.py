@@ -2,8 +2,8 @@
 
     python -m benchmarks.events [--rounds 60] [--cycles 100]
 
-Each listener has a client of its own on one server. All take part in each of many short rounds, in shuffled order; the
-result is the median over the rounds of the time, divided by that of the client without a listener in the same round.
+Each listener has its own client on one server. All clients run in each of many short rounds, in shuffled order. In each
+round, the time is divided by that of the client without a listener; the result is the median over the rounds.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def contender(name: str, server: Server, stack: ExitStack, on_event: Any) -> Con
 
 
 def with_debug_log(silent: Contender) -> Contender:
-    """The same cycles while the debug log is on, and goes nowhere."""
+    """The same cycles while the debug log is on, and its output is dropped."""
     log = logging.getLogger("holdfast")
 
     def turns(cycles: int) -> float:

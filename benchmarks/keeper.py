@@ -6,8 +6,8 @@ The leases have a ttl of 30 s, so within 120 s each of them must be renewed seve
 checked twice: by its own clock (``lease.held``), and on the server, whose key must still have the token of the lease.
 
 CPU is the time of this process while it only renews (``time.process_time``), and that of the server (INFO). Memory is
-what tracemalloc saw allocated from before the first acquire until after the last, per lease: the lease, its hold, its
-keys and its entry in the lease registry, as Python objects.
+what tracemalloc reports as allocated between the first acquire and the last, per lease: the lease, its hold, its keys
+and its entry in the lease registry, as Python objects.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ Five parts, each with a PASS or FAIL, and an exit code.
 1. Speed: distinct states of the whole matrix within a budget, on all cores.
 2. The fenced lock: for every pair of kinds of fault, two faults in any order at any step, explored completely or for
    ``--each`` seconds. Distinct states are counted over all searches: a state that two searches reach counts once.
-   No guarantee of docs/guarantees.md may be broken: none by faults of clients and of the network, and neither fences
-   nor local deadlines by a server that loses writes, or whose clock jumps.
+   Faults of clients and of the network may not break any guarantee of docs/guarantees.md. A server that loses writes,
+   or whose clock jumps, may break neither fences nor local deadlines.
 3. The primitives: each row of lab/subjects/primitives.py with three clients and two faults of clients and messages, for
    ``--primitives`` seconds. All invariants of the row must hold, except the limits of the row, which must be found; and
    all runs without a fault must be explored. The number of faults up to which the search is complete is printed.
@@ -45,8 +45,8 @@ from holdfast.lab.surveys.recipes import survey
 STATES_A_MINUTE = 300_000
 FENCED_STATES = 1_000_000
 PAIRED = (*DEFAULT_FAULTS, "reshard")
-# Not guaranteed by docs/guarantees.md if a server loses acknowledged writes, or its clock jumps; or if a network
-# delivers a request twice, which no TCP connection does.
+# docs/guarantees.md does not guarantee these if a server loses acknowledged writes, if its clock jumps, or if a network
+# delivers a request twice (a TCP connection never does).
 NOT_GUARANTEED = {
     "MutualExclusion": UNRELIABLE_SERVER,
     "AcquireTotality": UNRELIABLE_SERVER | {"duplicate"},

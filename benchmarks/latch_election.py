@@ -6,7 +6,7 @@ Two scenes on one server; each contender runs once in every round, in random ord
 
 - *latch*: 200 threads of four clients wait. The time is from the call that opens the latch until the last thread
   continues. The comparison is a latch written by hand: a counter in Redis that every waiter reads every 10 ms. (We know
-  of no library with a latch on Redis.) Requests are those that the server counted in the second before.
+  of no library with a latch on Redis.) Requests are those that the server counted in the second before that call.
 - *election*: two candidates take turns. The time is from the call of ``resign`` until the other candidate leads. The
   comparison is redis-py's Lock, released and waited for, at its defaults (it polls every 100 ms) and with a poll every
   10 ms.
@@ -76,7 +76,7 @@ def count_calls(stats: redis.Redis, command: str) -> int:
 
 
 def open_latch(server: Server, way: Way, name: str) -> tuple[float, float]:
-    """Seconds until the last waiter continues, and the requests in the second before."""
+    """Seconds until the last waiter continues, and the requests in the second before the latch was opened."""
     ends: list[float] = []
 
     def wait(waits: Callable[[], object]) -> None:

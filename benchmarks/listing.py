@@ -2,8 +2,8 @@
 
     python -m benchmarks.listing [--keys 1000000] [--locks 1000] [--queue 200000]
 
-While the locks are listed, another client sends PING all the time: its longest wait shows how long a part of the scan
-keeps the server busy, beside what the machine costs it anyway (measured before).
+While the locks are listed, another client sends PING all the time. Its longest wait shows how long a part of the scan
+keeps the server busy. The longest wait without a scan is measured before, for comparison.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import holdfast
 
 
 class Pings(threading.Thread):
-    """Sends PING until it is ended; the longest one, in seconds."""
+    """Sends PING until it is ended, and records the longest wait for a reply, in seconds."""
 
     def __init__(self, server: Server) -> None:
         super().__init__(daemon=True)

@@ -1,4 +1,4 @@
-"""A market: how much finer locks gain, by the number of items on offer.
+"""A market: how much faster finer locks are, by the number of items on offer.
 
     python -m benchmarks.market [--seconds 2] [--json FILE] [--svg FILE]
 
@@ -161,10 +161,10 @@ PAIR: Final = ("tea", "cups")
 
 
 class Beside(NamedTuple):
-    """Grants of a lock on two names, beside processes that lock each name alone, and grants of these."""
+    """Grants of a lock on two names while other processes lock each name alone, and the grants of these others."""
 
     grants: float  # of the lock on both, per second
-    longest: float  # wait for it, in seconds
+    longest: float  # the longest wait for that lock, in seconds
     singles: float  # grants of the others, per second
 
 
@@ -296,7 +296,7 @@ def main() -> int:
     most = ITEMS[-1]
     finer = by["the item", most].rate / by["the whole market", most].rate
     baskets = by["three items at once", most].rate / by["three, whole market", most].rate
-    few = ITEMS[1]  # baskets often have an item in common
+    few = ITEMS[1]  # with so few items, baskets often have an item in common
     nested = by["three items at once", few].rate / by["three, one by one", few].rate
     lost = sum(tally.lost for tally in tallies)
     figures = [

@@ -3,8 +3,8 @@
     python -m benchmarks.memory [--names 1000000] [--json FILE]
 
 A name that was locked and released leaves its last fence on the server for ``fence_retention``. With a retention of one
-second, the server must be empty a little after a million names. The memory of a name until then is measured on ten
-thousand names with a retention of an hour: used_memory of the server, before and after.
+second, the server must be empty shortly after the last of a million names. The memory per name before that is measured
+with ten thousand names and a retention of an hour: used_memory of the server, before and after.
 """
 
 from __future__ import annotations

@@ -4,14 +4,14 @@
 
 Rounds, order and cores are as in benchmarks.uncontended: the ratio within a round is compared. The other libraries:
 
-- Semaphore: redis-semaphore, whose tokens are in a list from which BLPOP takes them (set to free the tokens of a dead
-  client after a ttl, as Holdfast does); and the usual code by hand on redis-py: a sorted set with a member for each
-  holder, scored by the time of its machine, of which the first N hold a permit (Redis in Action, 6.3.1). That code does
-  not wait, has neither order nor fence, and trusts the clocks of its clients.
+- Semaphore: redis-semaphore, which takes its tokens from a list with BLPOP (with the option that frees the tokens of a
+  dead client after a ttl, as Holdfast does); and the usual handwritten code on redis-py: a sorted set with a member for
+  each holder, scored by the time of its machine, where the first N members hold a permit (Redis in Action, 6.3.1). That
+  code does not wait, has neither order nor fence, and trusts the clocks of its clients.
 - Readers-writer lock: redis-rw-lock, which is made of five locks of python-redis-lock and two counters.
 - Reentrant lock and hand-over: we know of no other library. They are compared with the lock.
 
-The second table has more threads than permits. There the code by hand tries again every millisecond.
+In the second table there are more threads than permits, and the handwritten code tries again every millisecond.
 """
 
 from __future__ import annotations

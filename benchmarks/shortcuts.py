@@ -2,10 +2,10 @@
 
     python -m benchmarks.shortcuts [--rounds 60] [--cycles 640] [--json FILE]
 
-A shortcut makes code longer or less plain, to be quicker. It stays only if it saves at least 2 % of the CPU time of the
-work that it was made for. Here each is switched off and on in turn, in one process, in many short rounds. What
-counts is the median over the rounds of the ratio within a round. CPU time is that of this process: other work on the
-machine, and the server, disturb it little.
+A shortcut makes code faster, but longer or less clear. It stays only if it saves at least 2 % of the CPU time of the
+work that it was made for. Here each shortcut is switched off and on in turn, in one process, in many short rounds. The
+result is the median over the rounds of the ratio within a round. CPU time is that of this process, which the server and
+other work on the machine affect little.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ SHORTCUTS: Final = [
 
 
 async def spend(client: Client, tasks: int, cycles: int) -> float:
-    """The CPU time of so many cycles."""
+    """The CPU time of this many cycles."""
 
     async def run() -> None:
         for _ in range(cycles // tasks):

@@ -8,12 +8,12 @@ queries at a time, so each needless query makes the other readers wait. Two scen
 - *cold*: 500 readers miss at the same moment. One computation is needed.
 - *hot*: 128 readers read again and again, and the value lives for a second. One computation per second is needed.
 
-All contenders use one server. *No protection* is GET, and after a miss compute and SET. *redis-py's Lock* does the same
+All contenders use one server. *No protection* is GET; after a miss, compute and SET. *redis-py's Lock* does the same
 inside a lock, and reads again once it has the lock: all readers that missed get the lock one after the other. *stale*
-returns the old value while one reader computes the new one; it changes nothing for a cold cache. *dogpile.cache* always
-does so, with its backend for Redis and ``distributed_lock``, as its documentation advises for several processes: so for
-a hot value, compare it with *stale*. If there is no value yet, its readers take a lock of redis-py one after the other,
-and poll for it every 0.1 s.
+returns the old value while one reader computes the new one; for a cold cache this makes no difference. *dogpile.cache*
+always returns the old value in this way, so compare it with *stale* for a hot value. It uses its backend for Redis and
+``distributed_lock``, as its documentation advises for several processes. If there is no value yet, its readers take a
+lock of redis-py one after the other, and poll for it every 0.1 s.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ TTL: Final = 1.0
 QUERY: Final = 0.1
 AT_ONCE: Final = 10
 PAUSE: Final = (0.02, 0.18)
-MOST_CONNECTIONS: Final = 1000  # redis-py has one for each thread, and by default refuses the hundred-and-first
+MOST_CONNECTIONS: Final = 1000  # redis-py uses one for each thread, and its default limit is 100
 KEY: Final = "offers"
 VALUE: Final = "x" * 500
 

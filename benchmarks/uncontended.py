@@ -2,12 +2,12 @@
 
     python -m benchmarks.uncontended [--rounds 60] [--cycles 100] [--json FILE]
 
-Fairness of the comparison. All contenders talk TCP over loopback to one real server, and make a new lock object with a
-random token in every cycle, as a program does that locks one order after the other. Other libraries are used as their
-own documentation advises, with hiredis, which is their fast path.
+Fairness of the comparison. All contenders use TCP over loopback to one real server, and make a new lock object with a
+random token in every cycle, like a program that locks one order after the other. Other libraries are used as their own
+documentation advises, with hiredis, which is their fast path.
 
-Noise. The speed of a machine can change by a factor of three within seconds, so absolute numbers of two contenders that
-ran one after the other say little. Here all contenders run in every one of many short rounds, in an order that is
+Noise. The speed of a machine can change by a factor of three within seconds. So if two contenders run one after the
+other, their absolute numbers say little. Here all contenders run in each of many short rounds, in an order that is
 shuffled each time. The result is the median over the rounds of the ratio within a round.
 
 Cores. A kernel that sees one client talk to one server often runs both on one core for some seconds; a round trip then

@@ -30,7 +30,7 @@ LEAST: Final = 0.97
 
 
 class Result(NamedTuple):
-    """Of all processes of a team together."""
+    """The result of all processes of a team together."""
 
     rate: float  # cycles per second
     cpu: float  # seconds of CPU per cycle
@@ -47,7 +47,7 @@ class Team:
         self._members: list[subprocess.Popen[str]] = []
 
     def run(self, name: str, seconds: float) -> Result:
-        """Run that work for so many seconds."""
+        """Run that work for this many seconds."""
         wanted = WORK[name].processes
         while len(self._members) < wanted:
             self._members.append(self._start())

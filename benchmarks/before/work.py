@@ -1,8 +1,8 @@
 """One process of a team: ``python work.py URL NAMESPACE``, with the tree to be measured first on PYTHONPATH.
 
-It reads one JSON line for each job (name, begin, end on the monotonic clock that all processes share) and answers with
-one (the number of cycles between begin and end, and the CPU seconds of this process). The first line that it writes
-says which holdfast it has imported.
+For each job it reads one JSON line (name, begin, end on the monotonic clock that all processes share), and writes one
+(the number of cycles between begin and end, and the CPU seconds of this process). The first line that it writes says
+which holdfast it has imported.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ AioCycle = Callable[[], Awaitable[object]]
 
 
 class Work(NamedTuple):
-    """What each process does, and in how many threads or tasks. ``make(client, index)`` returns one cycle."""
+    """What each process does, in how many threads or tasks. ``make(client, index)`` returns a function: one cycle."""
 
     processes: int
     each: int

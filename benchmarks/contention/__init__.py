@@ -2,13 +2,13 @@
 
     python -m benchmarks.contention [--rounds 5] [--window 1.2] [--only KEY] [--quick] [--docs FOLDER] [--json FILE]
 
-Fairness of the comparison. All libraries talk TCP over loopback to one real server, with hiredis. Each process has one
+Fairness of the comparison. All libraries use TCP over loopback to one real server, with hiredis. Each process has one
 client that its threads or tasks share, as the documentation of each library advises, and makes a new lock object for
-every acquisition. A library that polls runs at its defaults and with faster polling: all settings in ``contenders`` run
-in a trial, and the best of them runs in the rounds beside the defaults. The setting with more acquisitions represents
-the library; Holdfast is compared with the best library. Two things are counted: acquisitions, which include those by
-the participant that has just released (locks that poll get most of theirs in that way), and changes of owner, which are
-acquisitions by a participant other than the last one.
+every acquisition. A library that polls runs with its defaults and with faster polling: all settings in ``contenders``
+run in a trial, and the best of them runs in the rounds, together with the defaults. The setting with more acquisitions
+represents the library; Holdfast is compared with the best library. Two things are counted. Acquisitions include those
+by the participant that has just released the lock (most acquisitions of polling locks are of this kind). Changes of
+owner are acquisitions by another participant than the last one.
 
 Near and far. Loopback takes no time, which favours locks that ask often. So some contests run again through a
 ``relay``, the same for all libraries, that forwards every chunk after 0.5 ms in both directions.
@@ -21,8 +21,8 @@ Cores. Where the system allows it, an event loop and the server have a core each
 kernel that sometimes puts both on one core would otherwise decide the result. Threads, processes, and the server beside
 them run where the kernel puts them; pinning them would cost redis-py a fifth of its speed.
 
-What is counted. A wait is the time from the request to the grant. A wait that has not ended when the window closes
-counts with its length so far. Requests are what clients sent, as MONITOR shows it, without what scripts called; MONITOR
+What is counted. A wait is the time from the request to the grant. If a wait has not ended when the window closes, its
+length so far counts. Requests are what clients sent, as MONITOR shows it, without what scripts called; MONITOR
 slows the server, so requests are counted in a separate run. Each holder writes its number into shared memory, and
 checks before it leaves that the number is still there: ``ground``.
 

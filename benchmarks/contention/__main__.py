@@ -44,12 +44,12 @@ def show(contest: Contest) -> None:
         table.add_column(column, justify="right" if number else "left", no_wrap=True)
     for standing in contest.standings.values():
         table.add_row(*cells_of(contest, standing), style="bold" if standing is contest.ours else "")
-    # Without a terminal the width is a guess, and too small for this.
+    # Without a terminal, rich guesses the width, and the guess is too small for this table.
     console.print(table)
 
 
 def measure_uncontended(server: Server, rounds: int) -> list[Figure]:
-    """The promises for an uncontended lock: it must not pay for what contended locks need."""
+    """The promises for an uncontended lock: features for contended locks must not make it slower."""
     with ExitStack() as stack:
         names = (uncontended.BARE, uncontended.HOLDFAST, uncontended.REDIS_PY)
         contenders = [one for one in uncontended.contenders(server, stack) if one.name in names]

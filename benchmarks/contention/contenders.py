@@ -70,8 +70,8 @@ class Contender(NamedTuple):
         return f"{self.library} ({self.settings})" if self.settings else self.library
 
 
-# python-redis-lock has no such setting: it waits in BLPOP. With fewer connections, asyncio tasks queue for one, and so
-# poll less.
+# python-redis-lock has no setting for polling: it waits in BLPOP. With fewer connections, asyncio tasks wait for a free
+# connection, and so poll less.
 BLOCKING: Final = [
     Contender(HOLDFAST),
     Contender(REDIS_PY),

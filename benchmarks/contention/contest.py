@@ -30,7 +30,7 @@ class Scenario(NamedTuple):
     title: str
     setting: Setting
     contenders: list[Contender]
-    in_turn: bool = False  # whether the order of grants is compared with that of the requests
+    in_turn: bool = False  # whether the order of grants is compared with the order of requests
 
 
 class Times(NamedTuple):
@@ -92,7 +92,7 @@ class Standing:
 class Contest:
     scenario: Scenario
     standings: dict[Contender, Standing]
-    closely: Run  # of Holdfast, with holders that stay inside for a moment
+    closely: Run  # a run of Holdfast in which holders keep the lock for a moment
 
     @property
     def ours(self) -> Standing:

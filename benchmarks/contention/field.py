@@ -36,7 +36,7 @@ PATIENCE_S: Final = 60.0
 PATIENCE_TO_LEAVE_S: Final = 5.0
 RAMP_S: Final = 0.3
 SETTLE_S: Final = 2.0
-FIRST_FEW: Final = 3  # acquisitions of each participant before its order counts: it subscribes during the first
+FIRST_FEW: Final = 3  # the order of these first acquisitions of each participant is ignored, because it subscribes then
 
 
 class Setting(NamedTuple):
@@ -57,7 +57,7 @@ class Run:
     acquisitions: int = 0
     overlaps: int = 0
     errors: list[str] = field(default_factory=list)
-    changes: float | None = None  # share of the acquisitions by another participant than the one before
+    changes: float | None = None  # the share of acquisitions by another participant than the previous one
     connections: int | None = None
     requests: Counter[str] | None = None  # by command
     turns: Turns | None = None
@@ -73,7 +73,7 @@ class Run:
 
     @property
     def change_rate(self) -> float | None:
-        """Changes of owner per second: acquisitions by another participant than the one that had the lock before."""
+        """Changes of owner per second: acquisitions by another participant than the previous holder."""
         return None if self.changes is None else self.rate * self.changes
 
     @property
@@ -89,7 +89,7 @@ class Run:
         return self.requests.total() / self.handovers
 
     def wait(self, share: float) -> float:
-        """The wait that this share of all waits did not exceed."""
+        """The quantile of the waits: this share of all waits is not longer."""
         return self.waits[min(len(self.waits) - 1, int(share * len(self.waits)))] if self.waits else self.seconds
 
 
@@ -99,7 +99,7 @@ class Waiting(NamedTuple):
     waiters: int
     seconds: float
     refreshes: Counter[str]  # by address
-    kinds: Counter[str]  # all of it, by command
+    kinds: Counter[str]  # all requests, by command
     scripts: int  # how many different ones
     errors: list[str]
 
@@ -203,7 +203,7 @@ class Field:
         order = ground.order()
         if setting.locks == 1 and len(order) > 1:
             run.changes = sum(one != other for one, other in itertools.pairwise(order)) / (len(order) - 1)
-        if not run.errors:  # a participant that failed while it left has entered, but not counted that
+        if not run.errors:  # a participant that failed while it released has entered without being counted
             run.overlaps += abs(ground.entered - run.acquisitions)
 
     def _jobs(
@@ -231,7 +231,7 @@ class Field:
         return [job._replace(first=1 + number * setting.participants) for number in range(setting.processes)]
 
     def _place(self, setting: Setting) -> None:
-        """Give the server a core of its own beside an event loop; otherwise let the kernel choose."""
+        """If the participants share an event loop, give the server its own core; otherwise let the kernel choose."""
         if len(CORES) > 1:
             cores = CORES[:1] if setting.is_aio else CORES
             os.sched_setaffinity(self._server.pid, cores)

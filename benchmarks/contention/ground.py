@@ -2,10 +2,11 @@
 
 For each lock there are three machine words: the number of the holder, the count of acquisitions, and the last fence. A
 participant that enters must find no holder, and writes its own number. When it leaves, that number must still be there.
-The count is read, then written, without protection, so two holders at once would lose an increment: at the end it must
-equal the number of all acquisitions. None of this costs a request.
+The count is read, then written, without protection, so two holders at once would lose an increment. At the end the
+count must equal the number of all acquisitions. None of this costs a request.
 
-Behind them is a log of the holders of the first lock in their order: one word for each acquisition, until it is full.
+After these words comes a log of the holders of the first lock in their order: one word for each acquisition, until the
+log is full.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class Ground:
         self._memory.close()
 
     def steps(self, lock: int) -> tuple[Step, Step]:
-        """Functions to enter and to leave; to be called while the lock is held. Both are short."""
+        """Functions to enter and to leave. Call them while the lock is held; both are short."""
         words, inside, count = self._words, lock * _PER_LOCK, lock * _PER_LOCK + 1
         log = self._locks * _PER_LOCK
         last_logged = log + _LOGGED - 1
@@ -61,7 +62,7 @@ class Ground:
         return enter, leave
 
     def fence(self, lock: int) -> Step:
-        """A function that says whether a fence is greater than all before; to be called while the lock is held."""
+        """A function that checks that a fence is greater than all earlier ones. Call it while the lock is held."""
         words, last = self._words, lock * _PER_LOCK + 2
 
         def rises(fence: int) -> bool:
@@ -72,7 +73,7 @@ class Ground:
 
     @property
     def entered(self) -> int:
-        """The number of acquisitions of all locks; less than that if two holders were inside at once."""
+        """The count of acquisitions of all locks. It is too low if two holders were inside at once."""
         return sum(self._words[lock * _PER_LOCK + 1] for lock in range(self._locks))
 
     def order(self) -> list[int]:

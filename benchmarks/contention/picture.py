@@ -51,7 +51,7 @@ def line_of(standing: Standing, *, is_ours: bool) -> Line:
 
 
 def group_of(contest: Contest) -> Group:
-    """One group of the chart. Its verdict is that of the tables: the median ratio to the best peer of each measure."""
+    """One group of the chart. Its verdict is that of the tables: per measure, the median ratio to the best peer."""
     ratios = [(contest.times(contest.best_peer).median, "acquisitions")]
     changes = contest.times_changes(contest.best_changer)
     if changes is not None:

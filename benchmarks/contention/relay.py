@@ -3,8 +3,8 @@
 All libraries are measured through the same relay, so it adds the same to each. The relay must not be the bottleneck:
 ``Relay.capacity`` says how much it can forward, ``Relay.figures`` how much it did forward and how busy it was.
 
-It is one loop around ``select``, because asyncio and ``epoll`` wait for whole milliseconds only. The delay is the same
-for every chunk, so the waiting chunks are a queue, and the first is always due next.
+The relay is one loop around ``select``, because asyncio and ``epoll`` can wait for whole milliseconds only. The delay
+is the same for every chunk, so the waiting chunks are a queue, and the first of them is always due next.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Relay:
         return sorted(took)[tries // 2]
 
     def capacity(self) -> Figures:
-        """What the relay forwards while many connections each send a PING as soon as the last reply is there."""
+        """What the relay forwards while many connections send a PING each time they get a reply."""
         with ExitStack() as stack:
             links = [
                 stack.enter_context(socket.create_connection(("127.0.0.1", self.port)))

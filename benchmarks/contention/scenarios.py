@@ -157,7 +157,7 @@ def figures_of(contest: Contest) -> list[Figure]:
 
 
 def overlap_figure(runs: list[Run]) -> Figure:
-    """All runs of Holdfast. The overlaps of other libraries are in the tables, and do not fail the benchmark."""
+    """No overlap in any run of Holdfast. Overlaps of other libraries are in the tables, without a verdict."""
     overlaps, acquisitions = sum(run.overlaps for run in runs), sum(run.acquisitions for run in runs)
     errors = [error for run in runs for error in run.errors]
     return Figure(
@@ -171,7 +171,7 @@ def overlap_figure(runs: list[Run]) -> Figure:
 
 @dataclass
 class Crowd:
-    """Ten thousand tasks beside sixty-four, and a thousand threads, on one lock."""
+    """Ten thousand tasks compared with sixty-four, and a thousand threads, on one lock."""
 
     few: list[Run] = dataclass_field(default_factory=list)
     many: list[Run] = dataclass_field(default_factory=list)
@@ -234,12 +234,12 @@ def relay_figure(capacity: Figures, runs: list[Run]) -> Figure:
 
 
 def waiting_figure(waiting: Waiting) -> Figure:
-    """A waiter sends refreshes at its interval and nothing else, except that the first waiter has its key tracked."""
+    """A waiter only sends refreshes at its interval. In addition, the first waiter has its key tracked."""
     per_s = waiting.refreshes.total() / waiting.waiters / waiting.seconds
     most = max(waiting.refreshes.values(), default=0)
     others = {kind: count for kind, count in waiting.kinds.items() if kind not in ("EVALSHA", "CLIENT CACHING")}
-    # Only the first waiter has its key tracked, so that the server notifies it of a foreign release. That takes one
-    # CLIENT CACHING with each refresh.
+    # Only the first waiter has its key tracked, so that the server notifies it if a foreign client releases the lock.
+    # This needs one CLIENT CACHING with each refresh.
     tracked = waiting.kinds["CLIENT CACHING"]
     in_time = per_s <= MOST_REFRESHES_PER_S and most <= MOST_REFRESHES_PER_S * waiting.seconds + 1
     return Figure(

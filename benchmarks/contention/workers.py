@@ -8,7 +8,7 @@ The messages on the pipe, in this order:
 4. field: the window, two times on the monotonic clock, which all processes share;
 5. worker: its Outcome, once the window is closed and all participants have left.
 
-If the field is gone, the pipe ends, and so does the process.
+If the process of the field ends, the pipe is closed, and the worker ends too.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Job(NamedTuple):
     locks: int
     first: int  # the number of its first participant; no participant has number 0
     cores: frozenset[int] = frozenset()  # where to run; empty: the kernel decides
-    dwell: float | None = None  # seconds to stay inside, so that two holders at once would meet; fences are checked too
+    dwell: float | None = None  # seconds to hold the lock, so that two holders would overlap; fences are checked too
     with_tokens: bool = False
 
 
@@ -57,8 +57,8 @@ class Outcome(NamedTuple):
 
     counts: list[int]  # acquisitions within the window, by participant
     waits: bytes  # doubles: seconds from the request to the grant
-    acquisitions: int  # all, also outside the window
-    violations: int  # holders that were not alone, or whose fence was not greater than the last
+    acquisitions: int  # all of them, also outside the window
+    violations: int  # holders that were not alone, or whose fence was not greater than the last fence
     errors: list[str]
     tokens: list[list[str]]  # by participant, one for each acquisition
 
@@ -98,7 +98,7 @@ class Participant:
         return sum(self.window.begin <= had < self.window.end for had in self.times[1::2])
 
     def waits(self) -> list[float]:
-        """The waits that ended within the window, and the one that its end cut short."""
+        """The waits that ended within the window, and the wait that was open when the window closed."""
         begin, end = self.window.begin, self.window.end
         pairs = zip(self.times[::2], self.times[1::2], strict=True)
         return [min(had, end) - asked for asked, had in pairs if had >= begin and asked < end]
@@ -117,7 +117,7 @@ def work(pipe: Connection, job: Job) -> None:
         else:
             run_threads(pipe, job, participants)
     except EOFError:
-        return  # the field is gone
+        return  # the process of the field has ended
     waits = array("d")
     for participant in participants:
         waits.extend(participant.waits())

@@ -17,12 +17,12 @@ KINDS = ("sentinel", "cluster", "reshard", "etcd")
 
 
 def run(kind: str, faults: int, workers: int, pause: float) -> tuple[str, dict[str, Summary]]:
-    """Both libraries at work on the same servers while the faults happen, and what came of it."""
+    """Run both libraries on the same servers while the faults happen; returns the results."""
     with ground(kind) as servers:
         teams = {library: Team(library, servers.address, f"{TAG}:{library}", workers) for library in servers.libraries}
         for team in teams.values():
             team.wait_until_ready()
-        time.sleep(1)  # they contend
+        time.sleep(1)  # let them contend before the first fault
         seen = []
         for number in range(faults):
             seen.append(servers.fault(number))

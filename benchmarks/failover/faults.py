@@ -19,10 +19,10 @@ from benchmarks.failover.history import Fault
 from benchmarks.failover.worker import LIBRARIES, Address
 from holdfast.names import slot_of
 
-TAG: Final = "{failover}"  # all names of a run share a slot, so that one fault strikes all of them
+TAG: Final = "{failover}"  # all names of a run share a slot, so that one fault affects all of them
 _PROBE: Final = f"{TAG}:probe"
 _WITHIN: Final = 60.0
-_STAGE: Final = 0.25  # seconds for which a slot is left half-way, twice
+_STAGE: Final = 0.25  # seconds; a moving slot pauses for this long at two stages
 
 
 class Ground(ABC):

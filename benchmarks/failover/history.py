@@ -1,4 +1,4 @@
-"""What a run has shown, computed from the records that its workers wrote.
+"""The results of a run, computed from the records that its workers wrote.
 
 A record is one hold: when the worker began to ask, when it was granted, until when it relied on the lock, and its
 fence. All times are of CLOCK_MONOTONIC, which all processes of a machine share.
@@ -24,7 +24,7 @@ class Record(NamedTuple):
 
 
 class Wait(NamedTuple):
-    """The last wait of a worker, if the run ended before it was granted anything."""
+    """The last wait of a worker, if the run ended before the worker was granted the lock."""
 
     asked: float
     ended: float
@@ -54,7 +54,7 @@ class Summary(NamedTuple):
     violations: int
     until_work_p50: float
     until_work_max: float
-    longest_wait_beyond: float  # how much longer than its fault a wait has lasted
+    longest_wait_beyond: float  # the longest wait, without the time of faults during that wait
 
 
 def summarise(told: Told, faults: Sequence[Fault]) -> Summary:
@@ -85,7 +85,7 @@ def overlaps(records: Sequence[Record]) -> int:
 
 
 def fence_regressions(records: Sequence[Record]) -> int:
-    """Holds whose fence is not above that of every hold that was granted before they were asked for."""
+    """Holds whose fence is not greater than that of every hold that was granted before they were requested."""
     by_grant = sorted((record for record in records if record.fence), key=lambda one: one.granted)
     found, highest, granted = 0, 0, 0
     for record in sorted(by_grant, key=lambda one: one.asked):
@@ -97,7 +97,7 @@ def fence_regressions(records: Sequence[Record]) -> int:
 
 
 def until_work_goes_on(records: Sequence[Record], faults: Sequence[Fault]) -> list[float]:
-    """For each fault, seconds from its start to the first grant for which a server had to write after it."""
+    """For each fault, seconds from its start to the first grant that a server wrote after that start."""
     grants = sorted(record.granted for record in records)
     gaps = []
     for fault in faults:

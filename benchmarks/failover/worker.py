@@ -25,20 +25,20 @@ from benchmarks.failover.history import Record, Told, Wait
 
 TTL: Final = 2.0
 _WORK: Final = 0.02  # seconds of work under the lock
-_LOOKS: Final = 4  # how often the worker looks during that time whether it still holds the lock
+_LOOKS: Final = 4  # how often the worker checks during that time whether it still holds the lock
 _WAIT: Final = 30.0  # seconds for which an attempt waits
 _PAUSE: Final = 0.02  # seconds before an attempt that failed is made again
 
 
 class Address(NamedTuple):
-    """How workers reach the servers: what Holdfast is given, and what redis-py needs for the same."""
+    """How workers reach the servers: the URL for Holdfast, and what redis-py needs for the same servers."""
 
     url: str
     nodes: tuple[tuple[str, int], ...]
     service: str = ""  # of Sentinel; a cluster has none
 
     def redis_client(self) -> Any:
-        """What a user of redis-py would connect with, with short timeouts, so that failovers are noticed."""
+        """A client as a user of redis-py would make it, with short timeouts, so that it notices failovers."""
         options: dict[str, Any] = {"socket_timeout": 1.0, "socket_connect_timeout": 1.0}
         if not self.service:
             nodes = [redis.cluster.ClusterNode(host, port) for host, port in self.nodes]
@@ -71,7 +71,7 @@ class OfHoldfast(NamedTuple):
         except holdfast.LeaseLost:
             return False
         except holdfast.HoldfastError:
-            pass  # no server answers: the key ends by its ttl
+            pass  # no server answers: the key expires by its ttl
         return True
 
 
@@ -109,7 +109,7 @@ def redis_py_acquirer(address: Address, name: str) -> Iterator[Callable[[], Hold
 
     def acquire() -> Hold | None:
         nonlocal client
-        client = client or address.redis_client()  # which asks the cluster, so it may fail
+        client = client or address.redis_client()  # this asks the cluster, so it may fail
         lock = redis.lock.Lock(client, name, timeout=TTL, blocking_timeout=_WAIT)
         return OfRedisPy(lock) if lock.acquire() else None
 
@@ -130,7 +130,7 @@ def work(  # noqa: PLR0917 (a process passes its arguments by position)
     library: str, address: Address, name: str, highest: Synchronized[int], ready: Any, stop: Event, results: Any
 ) -> None:
     """The main function of a worker process. ``highest`` is the resource: the highest fence that has written."""
-    logging.getLogger("holdfast").addHandler(logging.NullHandler())  # it logs what it waits for; the table says more
+    logging.getLogger("holdfast").addHandler(logging.NullHandler())  # drop its log: the table shows more
     records: list[Record] = []
     errors, ungranted = 0, None
     with LIBRARIES[library](address, name) as acquire:
@@ -175,7 +175,7 @@ class Team:
         self._library = library
         self._stop, self._ready = context.Event(), context.Semaphore(0)
         self._results = context.Queue()
-        self._highest = context.Value("q", 0)  # kept here: a semaphore that is collected cannot be opened by a worker
+        self._highest = context.Value("q", 0)  # kept here: a worker cannot open a semaphore that was collected
         self._processes = [
             context.Process(
                 target=work,

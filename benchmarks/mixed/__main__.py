@@ -23,7 +23,7 @@ from benchmarks.contention.contenders import HOLDFAST, POTTERY, PYTHON_REDIS_LOC
 from benchmarks.report import Figure, conclude, console, new_table
 
 HOLD_S: Final = 0.005
-PROCESSES: Final = 2  # of Holdfast, and of the peer
+PROCESSES: Final = 2  # of Holdfast, and as many of the peer
 NAME: Final = "mixed"
 COUNTER: Final = "mixed:inside"
 FIRST_GRANT_S: Final = 40.0  # how long a peer may take for its first grant
@@ -37,7 +37,7 @@ class Peer(NamedTuple):
     prefix: str = ""  # what the library puts in front of the name to make the key
     median_s: float = inf  # what is promised of its waits
     longest_s: float = inf
-    threw: float = 0.05  # the part of its calls that may fail
+    threw: float = 0.05  # the share of its calls that may fail
 
     @property
     def name(self) -> str:
@@ -48,7 +48,7 @@ PEERS: Final = [
     Peer(REDIS_PY, BLOCKING, "", 0.4, 2.0),
     Peer(REDIS_PY, ASYNCIO, "", 0.4, 2.0),
     Peer(POTTERY, BLOCKING, "redlock:", 0.4, 2.0),
-    # Its waiters wait for a push that only python-redis-lock sends: nothing is promised of them. See docs/recipes.md.
+    # Its waiters wait for a push that only python-redis-lock sends, so nothing is promised. See docs/recipes.md.
     Peer(PYTHON_REDIS_LOCK, BLOCKING, "lock:", threw=1.0),
     Peer("node-redlock", NODE),
     Peer("redis-semaphore", NODE, "mutex:", 0.4, 2.0),
@@ -88,7 +88,7 @@ class Outcome:
     first_after: float  # seconds from the start of the peers to their first grant
     ours: int
     theirs: int
-    waits: list[float]  # of theirs
+    waits: list[float]  # waits of the peers
     calls: int
     threw: int
     overlaps: int
