@@ -2,12 +2,12 @@
 
     python -m examples.cache_storm [--seconds 3]
 
-When the page has expired, all visitors that come before it is made again find nothing and query the database for the
-same page. The database answers ten queries at a time, so its queue grows, the page is late, and more visitors miss. The
-cache should keep visitors away from the database, and instead lets them all in at once.
+When the page has expired, every visitor finds no page until it is made again, and queries the database for the same
+page. The database answers ten queries at a time, so its queue grows, the page is late, and more visitors miss. The
+cache should protect the database from the visitors, but it lets all of them through at once.
 
-``visit_with_holdfast`` shows how to do it right: one visitor makes the page, the others wait for it. The second run of
-it returns the old page meanwhile (``stale=``), so that no other visitor waits. You need not set up a server:
+``visit_with_holdfast`` shows how to do it right: one visitor makes the page, the others wait for it. In its second run,
+the other visitors get the old page meanwhile (``stale=``), so they do not wait. You need not set up a server:
 ``local://`` starts its own.
 """
 
@@ -30,7 +30,7 @@ from rich.text import Text
 import holdfast
 
 PROCESSES = 4
-VISITORS = 50  # in each
+VISITORS = 50  # in each process
 TTL = 1.0
 QUERY = 0.1  # seconds that the database takes
 AT_ONCE = 10  # queries that it can answer at a time
@@ -59,7 +59,7 @@ class PlainCache:
     """The usual cache, shared by all processes: read, and make the page if there is none."""
 
     def __init__(self, context: Any) -> None:
-        self._until = context.Value("d", 0.0)  # only when the page expires matters here, not its text
+        self._until = context.Value("d", 0.0)  # the text of the page does not matter here, only when it expires
 
     def visit(self, database: Database) -> None:
         if time.monotonic() >= self._until.value:
@@ -115,12 +115,12 @@ class Tally(NamedTuple):
     visits: int
     queries: int
     typical: float
-    slowest: float  # of a hundred visits
+    slowest: float  # the slowest of a hundred visits
 
 
 def run(way: str, seconds: float) -> Tally:
     with holdfast.connect("local://") as client:
-        client.invalidate("page:offers")  # of the last run
+        client.invalidate("page:offers")  # the page of the last run
     context = multiprocessing.get_context("spawn")
     start = context.Barrier(PROCESSES, timeout=60)
     stage = Stage(Database(context), PlainCache(context), start, context.Queue())
@@ -172,7 +172,7 @@ def main() -> int:
         console.print(f"  {title}: {tallies[way].queries} queries to the database")
     console.print()
     summarise(console, tallies)
-    most = 2 + seconds / TTL  # one for each second, and one for a visit at its very end
+    most = 2 + seconds / TTL  # one for each second, one at the start, and one for a visit at the very end
     for way in ("holdfast", "stale"):
         if tallies[way].queries > most:
             console.print(f"[bold red]{tallies[way].queries} queries with Holdfast. That is a bug.[/]")

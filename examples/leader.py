@@ -34,7 +34,7 @@ def campaign(office: str, name: str, ttl: float, start: Barrier) -> None:
     for lease in election.terms():
         ends_at = time.monotonic() + ttl
         while lease.held:
-            # Here goes the work that only the leader may do. The resource that it writes to should check lease.fence:
+            # Do here the work that only the leader may do. The resource that it writes to should check lease.fence:
             # otherwise a leader that was suspended in the middle could write after its successor.
             lease.lost.wait(0.05)
             if time.monotonic() > ends_at:

@@ -114,7 +114,7 @@ def count(log: sqlite3.Connection, prizes: int, seconds: float) -> Tally:
 
 
 def run(prizes: int, *, locked: bool) -> Iterator[Tally]:
-    """Let the processes draw; yields the counts now and then, and at last those of the end."""
+    """Let the processes draw; yields the counts from time to time, and finally the last ones."""
     with tempfile.TemporaryDirectory(prefix="lottery-") as folder:
         file = Path(folder) / "prizes.db"
         with closing(connect(file)) as log:
@@ -134,7 +134,7 @@ def run(prizes: int, *, locked: bool) -> Iterator[Tally]:
 
 @contextmanager
 def processes(file: Path, locked: bool) -> Iterator[tuple[list[SpawnProcess], Barrier]]:
-    """The processes, waiting to start together. All of them have ended when the block is left."""
+    """The processes, waiting to start together. When the block ends, all of them have ended."""
     spawn = multiprocessing.get_context("spawn")
     start, stop = spawn.Barrier(PROCESSES + 1, timeout=60), spawn.Event()
     workers = [spawn.Process(target=work, args=(file, who, locked, start, stop)) for who in range(PROCESSES)]
