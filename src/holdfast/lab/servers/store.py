@@ -174,7 +174,7 @@ class Store:
         self._touch(key)
 
     def expire(self, key: bytes, deadline: int) -> None:
-        """Give the key a deadline. If the deadline is now or earlier, delete the key at once, as the server does."""
+        """Give the key a deadline. If that is not in the future, delete the key at once, perhaps a millisecond early."""
         if deadline <= self.now_ms:
             self.remove(key)
         else:
@@ -188,7 +188,7 @@ class Store:
         return True
 
     def _touch(self, key: bytes) -> None:
-        """Mark all connections that watch the key: their EXEC will fail, even if the value is the same as before."""
+        """Mark all connections that watch the key: their EXEC will do nothing, even if the value is the same."""
         self.written.add(key)
         for name, connection in self.connections.items():
             if key in connection.watched:

@@ -41,7 +41,7 @@ _POOL: Final = ("NoFalseHold", "NoOrphan", "NoLostWakeup", "FenceMonotone", "Acq
 _UNORDERED: Final = tuple(name for name in CHECKS if name != "Fifo")
 # An operator removes a key of another client, and the holder whose lock was broken may notice late.
 _BROKEN: Final = tuple(name for name in CHECKS if name not in ("MutualExclusion", "OwnerOnlyRelease"))
-# No key contains its owner's token; and the order of arrival is that of created keys, not of first requests.
+# No single key shows the owner; and the order of arrival is that of created keys, not of first requests.
 _ON_ETCD: Final = tuple(name for name in _UNORDERED if not name.startswith("OwnerOnly"))
 _SAFETY: Final = ("MutualExclusion", "FencedSafety", "NoFalseHold", "FenceMonotone")
 # Not all clients want the same name: two may hold a lock at once, and fences of different names have no common order.
