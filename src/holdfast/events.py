@@ -35,7 +35,7 @@ class Event:
     """What happened to one lock."""
 
     name: str  # of the lock; several names are joined by ", "
-    kind: str  # "lock", "rlock", "rwlock", "semaphore", "election" or "cache"
+    kind: str  # "lock", "rlock", "rwlock", "semaphore" or "cache"; an election is a "lock"
     mode: str = ""  # of a rwlock: "read" or "write"
     label: str = ""
     fence: int | None = None  # of the hold; None before it is granted

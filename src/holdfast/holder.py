@@ -41,7 +41,10 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class Waiter:
-    """One process that waits for a lock. An unknown field is empty or None."""
+    """One place in the queue of a lock: a process, or a single caller if the lock is not passed on within a process.
+
+    An unknown field is empty or None.
+    """
 
     label: str = ""
     host: str = ""
@@ -62,7 +65,7 @@ class LockInfo:
     holders: tuple[Holder, ...] = ()
     waiters: tuple[Waiter, ...] = ()  # first come, first served; of a long queue its beginning
     holder_count: int = 0  # of all holders; if there are many, ``holders`` has only the first ones
-    waiter_count: int = 0  # of all waiting processes; if there are many, ``waiters`` has only the first ones
+    waiter_count: int = 0  # of all waiters; if there are many, ``waiters`` has only the first ones
     left: int | None = None  # of a latch: how many counts are left until it opens
     at: float = 0.0  # when it was seen: seconds since 1970, by the server's clock; 0 if the server tells no time
 

@@ -12,8 +12,8 @@ A lease that is renewed at a third of its ttl always has about half of it left o
 of the margins. If the key was taken or deleted, the lease is lost already: SIGTERM now, SIGKILL after a short grace.
 At ``--max-hold`` the command gets SIGTERM, and the lock is renewed until the command has ended.
 
-Several names are one lock with one lease (protocol/multi.py): all of them are acquired, or none. Messages show all
-names, and the event ``acquired`` also has the fence of each.
+Several names are one lock with one lease (protocol/kinds/multi.py): all of them are acquired, or none. Messages show
+all names, and the event ``acquired`` also has the fence of each.
 
 Events of ``--json``: waiting, acquired, busy, unavailable, lost, exited, released, local (no server was named), left
 (--at-least), suspended (Ctrl-Z), and unreleased (the server did not answer the release).
