@@ -17,7 +17,7 @@ from rich.text import Text
 
 __all__ = ["Figure", "Spread", "conclude", "console", "new_table", "spread_of"]
 
-# Where the output is no terminal, nothing of a table is cut off.
+# Without a terminal, rich guesses a width that is too small, and cuts tables off.
 console = Console(highlight=False, width=None if sys.stdout.isatty() else 180)
 
 

@@ -44,7 +44,6 @@ def show(contest: Contest) -> None:
         table.add_column(column, justify="right" if number else "left", no_wrap=True)
     for standing in contest.standings.values():
         table.add_row(*cells_of(contest, standing), style="bold" if standing is contest.ours else "")
-    # Without a terminal, rich guesses the width, and the guess is too small for this table.
     console.print(table)
 
 
