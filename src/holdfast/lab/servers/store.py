@@ -174,7 +174,7 @@ class Store:
         self._touch(key)
 
     def expire(self, key: bytes, deadline: int) -> None:
-        """Give the key a deadline. If that is not in the future, delete the key at once, perhaps a millisecond early."""
+        """Give the key a deadline. If that is not in the future, delete the key now, perhaps a millisecond early."""
         if deadline <= self.now_ms:
             self.remove(key)
         else:
