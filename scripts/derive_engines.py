@@ -17,8 +17,20 @@ ROWS = {
     "fences": "fences",
     "a server crashes": "server_crash",
     "failover": "failover",
-    "its clock jumps": "clock_jump",
+    "the server's clock jumps": "clock_jump",
     "partition": "partition",
+}
+# Features in plain words; the others are names of calls, options or commands.
+PLAIN = {
+    "fence": "fences",
+    "a lock on several names": "locks on several names",
+    "one fence for several names": "one fence for several names",
+    "recipe for redis": "recipes of Redis",
+    "recipe for memcached": "the recipe of memcached",
+    "times and local waiters in inspect": "times and local waiters in `inspect`",
+    "fences that tell the time": "fences that are times",
+    "expiry within 2 s": "a crashed holder's lock free within 2 s",
+    "the keys of Redis": "exclusion of other Redis libraries",
 }
 
 
@@ -28,7 +40,9 @@ def table() -> str:
     for title, field in ROWS.items():
         texts = [str(getattr(engine, field)) for engine in engines]
         lines.append(f"| {title} | " + " | ".join(f"`{text}`" if field == "url" else text for text in texts) + " |")
-    missing = [", ".join(f"`{one}`" for one in FEATURES if one not in engine.features) for engine in engines]
+    missing = [
+        ", ".join(PLAIN.get(one, f"`{one}`") for one in FEATURES if one not in engine.features) for engine in engines
+    ]
     lines.append("| not offered | " + " | ".join(text or "–" for text in missing) + " |")
     return "\n".join(lines)
 

@@ -71,7 +71,10 @@ class EngineCapabilities:
 _QUEUE: Final = "first come, first served, kept on the server"
 _POLLED: Final = "waiters ask every 4 to 100 ms"
 _PUSHED: Final = f"pushed by the server; where pub/sub is forbidden, {_POLLED}"
-_FENCES: Final = "`max(last + 1, server time in µs)`; they rise if the server's clock is not behind the last grant"
+_FENCES: Final = (
+    "`max(last + 1, server time in µs)`; they rise if the server still has the last fence, or if its clock is not "
+    "behind the last grant"
+)
 _CLOCK: Final = "a jump forward ends leases early, and a second holder may start; fences rise"
 _REPLICATED: Final = (
     "replication is asynchronous: a grant of the last moments can be lost, and a second holder may start. The first is "
@@ -138,7 +141,8 @@ ENGINES: Final = {
         url="etcd://h1:2379,h2:2379,h3:2379",
         features=frozenset(FEATURES)
         - {"get_or_compute", "recipe for redis", "recipe for memcached", "replicas", *_OF_REDIS},
-        use="locks that must survive the loss of any minority of machines, with nothing granted twice",
+        use="locks that must survive the loss of any minority of machines, with nothing granted twice "
+        "([one exception](etcd.md#what-is-not))",
         queue=_QUEUE,
         notifications="pushed by the server for up to 200 waiters of a client; every 0.5 s for further ones",
         fences="the revision of etcd, which always rises; `fence_floor=` is added to it",
