@@ -19,7 +19,7 @@ from holdfast.holder import LockInfo
 @operator_command(short_help="List the locks that are held or waited for.")
 @click.argument("pattern", default="*")
 def ls(client: Client, output: Output, *, pattern: str) -> int:
-    """List the locks whose names match PATTERN: who holds them, for how long, and how many processes wait.
+    """List the locks whose names match PATTERN: who holds them, for how long, and how many waiters there are.
 
     In PATTERN, * stands for any text and ? for any character; quote it: holdfast ls 'order:*'. The keys of the server
     are looked through in small parts, so the server stays responsive; a large server takes a while.
@@ -76,10 +76,11 @@ def progress(text: Callable[[], str]) -> Iterator[None]:
 @click.argument("name")
 @click.option("--limit", type=click.IntRange(1), default=100, help="How many waiters to read.  [default: 100]")
 def who(client: Client, output: Output, *, name: str, limit: int) -> int:
-    """Show who holds the lock NAME, since when, and which processes wait for it.
+    """Show who holds the lock NAME, since when, and its queue.
 
-    A lease that is renewed never comes near its end. If you look again and only less is left of it, its process has
-    ended or is cut off, and the lock is free when the lease ends. If the lease is renewed, the process is alive.
+    A lease is renewed after each third of its ttl, an option of the holder's lock (30 s by default). If less than half
+    of the ttl is left, the process has ended or is cut off, or does not renew its lease: the lock is free when the
+    lease ends. If it is never less than half, the process is alive.
     """
     info = client.inspect(name, limit=limit)
     is_foreign = info is None and client.lock(name).locked() and (info := client.inspect(name, limit=limit)) is None

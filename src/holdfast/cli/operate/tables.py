@@ -72,7 +72,7 @@ def longest_wait(info: LockInfo) -> float:
 
 
 def waiting(info: LockInfo) -> str:
-    """How many processes wait, and how long the first of them has waited."""
+    """How many waiters there are, and how long the first of them has waited."""
     if not info.waiter_count:
         return ""
     longest = longest_wait(info)
@@ -200,7 +200,8 @@ def _waiter_columns(info: LockInfo) -> list[Column]:
 
 def _waiter_count(info: LockInfo) -> str:
     if not info.waiter_count:
-        return "no process"
+        return "no waiter"
     local = sum(waiter.local for waiter in info.waiters)
-    processes = "1 process" if info.waiter_count == 1 else f"{info.waiter_count} processes"
-    return f"{processes}, with {local} more callers behind them" if local else processes
+    waiters, them = ("1 waiter", "it") if info.waiter_count == 1 else (f"{info.waiter_count} waiters", "them")
+    callers = "1 more caller" if local == 1 else f"{local} more callers"
+    return f"{waiters}, with {callers} behind {them}" if local else waiters
