@@ -129,7 +129,7 @@ class RunCommand(click.Command):
     "--max-hold",
     callback=duration(SHORTEST_TTL),
     metavar="DURATION",
-    help="End COMMAND after this time: SIGTERM, and SIGKILL soon after.",
+    help="End COMMAND after this time: SIGTERM, and SIGKILL a third of the ttl later (at most 10 s).",
 )
 @click.option("--json", "as_json", is_flag=True, help="Write events to stderr, one JSON object per line.")
 @click.option("--quiet", "-q", is_flag=True, help="Write only errors. A busy lock is not an error.")
@@ -157,7 +157,7 @@ def run(
     renewed, COMMAND is ended before another client can acquire it; if it is lost, at once. If holdfast itself is
     killed, COMMAND is killed too. Several NAMEs are one lock: all of them are acquired, or none.
 
-    DURATION is in seconds, or has a unit: 250ms, 90s, 5m, 1h.
+    DURATION is in seconds, or has a unit: 250ms, 90s, 5m, 1h, 1d.
     """
     argv: list[str] = ctx.meta["holdfast.argv"]
     if max_hold is not None and at_least > max_hold:

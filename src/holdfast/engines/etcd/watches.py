@@ -153,6 +153,7 @@ class WatchThread:
         self, members: Members, session: Session, router: NotificationRouter, now: Callable[[], float]
     ) -> None:
         self._watches = Watches(members, session, router, now)
+        self._address = members.target.address
         self._starting = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -189,7 +190,7 @@ class WatchThread:
             try:
                 thread.start()
             except RuntimeError as error:  # no thread can be started: waiters ask every half second instead
-                log.warning("waiters of %s poll, because no thread can be started: %s", self, error)
+                log.warning("waiters of %s poll, because no thread can be started: %s", self._address, error)
                 loop.close()
                 return
             self._loop, self._thread = loop, thread
