@@ -27,7 +27,7 @@ PLAIN = {
     "one fence for several names": "one fence for several names",
     "recipe for redis": "recipes of Redis",
     "recipe for memcached": "the recipe of memcached",
-    "times and local waiters in inspect": "times and local waiters in `inspect`",
+    "local waiters in inspect": "local waiters in `inspect`",
     "fences that tell the time": "fences that are times",
     "expiry within 2 s": "a crashed holder's lock free within 2 s",
     "the keys of Redis": "exclusion of other Redis libraries",

@@ -26,7 +26,7 @@ class Holder:
     host: str = ""
     pid: int | None = None
     fence: int | None = None
-    since: float | None = None  # seconds since 1970, by the server's clock
+    since: float | None = None  # seconds since 1970, by the server's clock; on etcd by the holder's
     remaining: float | None = None  # seconds until its lease ends unless it is renewed
     mode: str = ""  # of a rwlock: "read" or "write"; "reserved" for a waiter that also needs other names
     slot: int | None = None  # of a semaphore
@@ -49,7 +49,7 @@ class Waiter:
     label: str = ""
     host: str = ""
     pid: int | None = None
-    waiting: float | None = None  # seconds since it joined the queue, by the server's clock
+    waiting: float | None = None  # seconds since it joined the queue, by the server's clock; on etcd by its own
     mode: str = ""  # of a rwlock: "read" or "write"
     local: int = 0  # how many more callers of its process wait behind it
 
@@ -67,7 +67,7 @@ class LockInfo:
     holder_count: int = 0  # of all holders; if there are many, ``holders`` has only the first ones
     waiter_count: int = 0  # of all waiters; if there are many, ``waiters`` has only the first ones
     left: int | None = None  # of a latch: how many counts are left until it opens
-    at: float = 0.0  # when it was seen: seconds since 1970, by the server's clock; 0 if the server tells no time
+    at: float = 0.0  # when it was seen: seconds since 1970, by the server's clock; on etcd by ours
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -78,7 +78,7 @@ class Broken:
     """A hold that an operator has ended: one entry of a lock's history."""
 
     name: str
-    at: float  # seconds since 1970, by the server's clock; 0 if the server tells no time
+    at: float  # seconds since 1970, by the server's clock; on etcd by ours
     holder: Holder  # the holder that lost it; its fence is None if it had none
     by: Holder  # the operator
     reason: str

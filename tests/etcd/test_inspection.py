@@ -10,6 +10,7 @@ import threading
 import time
 from base64 import b64encode
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -42,14 +43,42 @@ def run(fleet: EtcdFleet, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*CLI, *words], capture_output=True, text=True, timeout=PATIENCE_S, env=env)
 
 
-def test_etcd_tells_no_time_and_how_much_is_left_of_its_lease(client: holdfast.Client) -> None:
+def test_clients_write_their_own_times_and_etcd_says_how_much_is_left(client: holdfast.Client) -> None:
+    began = time.time()
     with client.lock("k", ttl=20) as lease:
         info = client.inspect("k")
         assert info is not None
         (holder,) = info.holders
-        assert (holder.fence, holder.since, info.at) == (lease.fence, None, 0.0)
+        assert holder.fence == lease.fence
+        assert holder.since is not None
+        assert began <= holder.since <= info.at <= time.time()
         assert holder.remaining is not None
         assert 15 <= holder.remaining <= 25  # a quarter longer than the ttl
+
+
+@pytest.mark.parametrize("kind", ["lock", "semaphore", "write"])
+def test_a_waiter_shows_how_long_it_waits_and_a_holder_since_when_it_holds(
+    client: holdfast.Client, other: holdfast.Client, kind: str
+) -> None:
+    def make(client: holdfast.Client) -> Any:
+        if kind == "write":
+            return client.rwlock("k").write
+        return client.semaphore("k", permits=1) if kind == "semaphore" else client.lock("k")
+
+    def inspected() -> Any:
+        return client.inspect("k")
+
+    with ThreadPoolExecutor() as pool:
+        first = make(client).acquire()
+        began = time.time()
+        second = pool.submit(make(other).acquire)
+        (waiter,) = eventually(lambda: inspected().waiters)
+        assert 0 <= waiter.waiting <= time.time() - began
+        released = time.time()
+        first.release()
+        lease = second.result(20)
+        assert inspected().holders[0].since >= released, "not since it began to wait"
+        lease.release()
 
 
 def test_the_fence_stays_the_same_when_the_key_is_written_again(client: holdfast.Client) -> None:

@@ -12,7 +12,7 @@ from tests.conformance.stages import Scenario
 
 pytestmark = pytest.mark.needs("inspect", "locks")
 Play = Callable[[Scenario], Any]
-timed = pytest.mark.needs("times and local waiters in inspect")
+timed = pytest.mark.needs("local waiters in inspect")
 # Several names share a hash tag, so that a cluster keeps them in one slot, with one fence and one order of waiters.
 LABEL = "中文 a-b.c;%/{x}"
 

@@ -33,7 +33,7 @@ FEATURES: Final = (
     "break_lock",
     "holdfast doctor",
     "holdfast run --at-least",
-    "times and local waiters in inspect",
+    "local waiters in inspect",
     "replicas",
     "fence_floor",
     "fences that tell the time",
@@ -43,7 +43,7 @@ FEATURES: Final = (
 _OF_REDIS: Final = (
     "holdfast doctor",
     "holdfast run --at-least",
-    "times and local waiters in inspect",
+    "local waiters in inspect",
     "fences that tell the time",
     "expiry within 2 s",
     "the keys of Redis",

@@ -130,6 +130,7 @@ class Pooled(NamedTuple):
     ends_us: int | None  # None: it is not known
     slot: int | None
     fence: int | None
+    since_us: int | None = None  # when it was granted; 0: not known; None: the fence is that time
 
 
 class Queued(NamedTuple):
@@ -143,7 +144,7 @@ class Queued(NamedTuple):
 class Inspected(NamedTuple):
     """What a name is in use as: lua/inspect/lock.lua says what each field means. etcd answers with this as it is."""
 
-    now_us: int  # 0: the server tells no time
+    now_us: int  # 0: the time is not known
     kind: str
     lock: tuple[bytes, int, bytes | None, bool] | None
     holder_count: int

@@ -15,7 +15,7 @@ import httpx
 
 from holdfast.engines.etcd import failures
 from holdfast.engines.etcd.conversation import HttpCall, Members, converse
-from holdfast.engines.etcd.target import EtcdTarget
+from holdfast.engines.etcd.target import EtcdTarget, wall_us
 from holdfast.engines.etcd.watches import MOST_STREAMS, Watches
 from holdfast.engines.others import Connection
 from holdfast.protocol.effects import Scan, StepFailed
@@ -36,7 +36,7 @@ class Engine:
         self._target = target
         self._router = router
         self._now = now
-        self._session = Session(target.fence_floor)
+        self._session = Session(target.fence_floor, wall_us)
         self._members = Members(target)
         self._watches = Watches(self._members, self._session, router, now)
         self._client: httpx.AsyncClient | None = None

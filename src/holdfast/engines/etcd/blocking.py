@@ -10,7 +10,7 @@ import httpx
 
 from holdfast.engines.etcd import failures
 from holdfast.engines.etcd.conversation import HttpCall, Members, converse
-from holdfast.engines.etcd.target import EtcdTarget
+from holdfast.engines.etcd.target import EtcdTarget, wall_us
 from holdfast.engines.etcd.watches import MOST_STREAMS, WatchThread
 from holdfast.protocol.effects import Scan, StepFailed
 from holdfast.protocol.intents.programs import can_join, joint_program, program_of
@@ -27,7 +27,7 @@ class Engine:
         self._target = target
         self._router = router
         self._now = now
-        self._session = Session(target.fence_floor)
+        self._session = Session(target.fence_floor, wall_us)
         self._members = Members(target)
         self._watches = WatchThread(self._members, self._session, router, now)
         self._client: httpx.Client | None = None

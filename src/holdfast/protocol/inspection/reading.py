@@ -3,8 +3,8 @@
 Invariant. Nothing that is shown could be used to release a lock. What was written by hand, or by another program, is
 left out or has empty fields; it never stops an inspection.
 
-Clocks: the server's alone. ``since`` and ``waiting`` come from times that the server wrote, and from its time now. They
-are None on etcd, which tells no time.
+Clocks: the server's alone. ``since`` and ``waiting`` come from times that the server wrote, and from its time now. etcd
+keeps no times: there they come from the clocks of the holder, the waiter and the inspector.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ RESERVED: Final = "reserved"
 CACHE: Final = "cache"
 PRESENCE_US: Final = 1_000_000  # as in lua/include/queue.lua
 
-_FENCES: Final = re.compile(rb"(\d{1,16}) (\d\d?) (\S+)")
+_FENCES: Final = re.compile(rb"(\d{1,16}) (\d\d?) (\S+)(?: (\d{1,16}))?")  # etcd adds when it was granted
 _ENTRY: Final = re.compile(rb"(\d{1,16}) \d+ \d+ (\S+) (\d{1,9}) .+")
 _MODES: Final = {b"any": "read", b"all": "write"}
 _SIDES: Final = {-1: "read", -2: "write"}  # the slots of a readers-writer lock
@@ -106,21 +106,23 @@ def _mutex_holder(token: bytes, left_ms: int, fences: bytes | None, kept: bool, 
     given = _FENCES.fullmatch(fences or b"")
     if given is None or kept or is_foreign(token) or not token.endswith(given[3]):
         return holder
-    return _since(holder, int(given[1]), now_us)
+    return _since(holder, int(given[1]), now_us, None if given[4] is None else int(given[4]))
 
 
 def _pool_holder(one: Pooled, now_us: int) -> Holder:
     slot = one.slot if one.slot is not None and one.slot >= 0 else None
     remaining = None if one.ends_us is None else max(0.0, (one.ends_us - now_us) / 1e6)
     holder = holder_of(one.token, remaining, _SIDES.get(one.slot or 0, ""))
-    return _since(replace(holder, slot=slot), one.fence, now_us)
+    return _since(replace(holder, slot=slot), one.fence, now_us, one.since_us)
 
 
-def _since(holder: Holder, fence: int | None, now_us: int) -> Holder:
-    """The holder with its fence, which is also the time of the grant, unless the clock was behind the last fence."""
+def _since(holder: Holder, fence: int | None, now_us: int, since_us: int | None) -> Holder:
+    """The holder with its fence and since when it holds. Without ``since_us``, the fence is the time of the grant,
+    unless the clock was behind the last fence."""
     if fence is None or not 0 < fence <= MAX_FENCE:
         return holder
-    return replace(holder, fence=fence, since=min(fence, now_us) / 1e6 if now_us else None)
+    since_us = fence if since_us is None else since_us
+    return replace(holder, fence=fence, since=min(since_us, now_us) / 1e6 if now_us and since_us else None)
 
 
 def _waiter(queued: Queued, now_us: int) -> Waiter | None:
@@ -129,7 +131,7 @@ def _waiter(queued: Queued, now_us: int) -> Waiter | None:
     if entry is None or abs(now_us - int(entry[1])) > PRESENCE_US:
         return None
     who = holder_of(queued.token)
-    waiting = max(0.0, (now_us - queued.arrived_us) / 1e6) if now_us else None
+    waiting = max(0.0, (now_us - queued.arrived_us) / 1e6) if now_us and queued.arrived_us else None
     return Waiter(who.label, who.host, who.pid, waiting, _MODES.get(entry[2], ""), int(entry[3]))
 
 

@@ -227,7 +227,9 @@ def _bind(
     token: str, intent: Intent, lease: EtcdLease, extra: tuple[Operation, ...] = ()
 ) -> Generator[Request, Answer, bool]:
     """Write the keys of the intent again, bound to that lease; False if they are gone."""
-    value = write_value(token, names=intent.names, fence=intent.fence, slot=intent.slot, shared=intent.shared)
+    value = write_value(
+        token, names=intent.names, fence=intent.fence, slot=intent.slot, shared=intent.shared, times=intent.times
+    )
     ours = tuple(Created(key, intent.created) for key in intent.keys)
     puts = (
         *(Put(key, value, lease.id) for key in intent.keys),
@@ -308,13 +310,13 @@ def _swap(
 ) -> Generator[Request, Answer, Any]:
     """Take over these intents, unless one of them was written since; then None."""
     content = read_value(theirs[0])
-    intent = session.intents[token] = Intent(tuple(item.key for item in theirs))
+    intent = session.intents[token] = Intent(tuple(item.key for item in theirs), session.wall_us())
     intent.unsure = True  # before the request: it may have no answer
     intent.created, intent.lease = theirs[0].created, lease
     intent.slot, intent.shared = content.get("slot", -1), bool(content.get("shared"))
     if intent.slot >= 0:
         intent.slot_keys = (slot_key(name_of(theirs[0].key), intent.slot),)
-    value = write_value(token, names=intent.names, slot=intent.slot, shared=intent.shared)
+    value = write_value(token, names=intent.names, slot=intent.slot, shared=intent.shared, times=intent.times)
     done = yield from perform(
         Txn(
             (*(Modified(item.key, item.modified) for item in theirs), Created(tombstone)),

@@ -8,7 +8,8 @@ greater fence than the break.
 
 Atomic: each transaction. The remaining time of the leases is read after the queue.
 
-Clocks: none. etcd keeps revisions and not times, and no client writes its own time. So no reply contains a time.
+Clocks: etcd keeps revisions and not times. So each client writes the time of day, by its own clock, into its intents
+and into the history. These times are shown to people, and nothing is decided by them.
 
 The client of the first intent may not know yet that it is the first. The intent is shown as the holder, with the
 revision of its creation; its fence is greater once its client asks. An intent for several names that is not the first
@@ -36,6 +37,7 @@ from holdfast.protocol.intents.layout import (
     read_value,
     slot_key,
     slots_of,
+    times_of,
     token_of,
     tombstone_key,
 )
@@ -73,7 +75,8 @@ def inspect(session: Session, step: Step, now: float) -> Program:
     page = slice(first, first + count)
     looks = Get(*queue_of(name), limit=2 * page.stop), Get(*slots_of(name), count_only=True)
     queue, slots = (yield from perform(Txn((), looks))).results
-    nothing = Inspected(0, "", None, 0, [], 0, [], None, None)
+    now_us = session.wall_us()
+    nothing = Inspected(now_us, "", None, 0, [], 0, [], None, None)
     if not queue.items:
         return nothing
     kind = kind_of(queue.items[0].key)
@@ -85,16 +88,16 @@ def inspect(session: Session, step: Step, now: float) -> Program:
         kind=kind,
         holder_count=held,
         waiter_count=max(0, queue.total - held),
-        waiters=[Queued(_token(item), 0, f"0 0 0 {_mode(item)} 0 -".encode()) for item in outside[page]],
+        waiters=[_queued(item, now_us) for item in outside[page]],
     )
     shown = inside if kind == "lock" else inside[page]  # a lock has one holder, which is on each page
     left = yield from _left(shown)
     if kind != "lock":
-        return seen._replace(holders=[_pooled(session, item, left) for item in shown])
+        return seen._replace(holders=[_pooled(session, item, left, now_us) for item in shown])
     token, fence = _token(shown[0]), session.fence_of(shown[0])
     left_ms = left.get(shown[0].lease, -0.001) * 1000
     kept = yield from _is_reserved(shown[0])
-    return seen._replace(lock=(token, round(left_ms), b"%d 1 %s" % (fence, token[-8:]), kept))
+    return seen._replace(lock=(token, round(left_ms), b"%d 1 %s %d" % (fence, token[-8:], times_of(shown[0])[1]), kept))
 
 
 def _parted(kind: str, items: list[Item]) -> tuple[list[Item], list[Item]]:
@@ -120,10 +123,14 @@ def _mode(item: Item) -> str:
     return ("all" if is_writer(item) else "any") if kind_of(item.key) == "rwlock" else "-"
 
 
-def _pooled(session: Session, item: Item, left: dict[int, int]) -> Pooled:
+def _queued(item: Item, now_us: int) -> Queued:
+    return Queued(_token(item), times_of(item)[0], f"{now_us} 0 0 {_mode(item)} 0 -".encode())
+
+
+def _pooled(session: Session, item: Item, left: dict[int, int], now_us: int) -> Pooled:
     slot = _slot(item) if kind_of(item.key) == "semaphore" else _WRITER if is_writer(item) else _READER
-    ends_us = max(1, left[item.lease] * 1_000_000) if item.lease in left else None
-    return Pooled(_token(item), ends_us, slot, session.fence_of(item))
+    ends_us = now_us + max(1, left[item.lease] * 1_000_000) if item.lease in left else None
+    return Pooled(_token(item), ends_us, slot, session.fence_of(item), times_of(item)[1])
 
 
 def _left(held: Iterable[Item]) -> Generator[Request, Answer, dict[int, int]]:
@@ -165,8 +172,8 @@ def break_hold(session: Session, step: Step, now: float) -> Program:
         held = next((item for item in queue.items if digest_of(_token(item)) == digest), None)
         if held is None or (fence and session.fence_of(held) != int(fence)):
             broken = next((item for item in past.items if item.key == entry), None)
-            return _broken(session, broken.created) if broken is not None else [GONE, b"0", b"0"]
-        text = f"0 {session.fence_of(held)} 0 {who_and_why}"
+            return _broken(session, broken.created, broken.value) if broken is not None else [GONE, b"0", b"0"]
+        text = f"{session.wall_us()} {session.fence_of(held)} 0 {who_and_why}"
         noted = yield from lease_for(session, round(TOMBSTONE_LASTS * 1000), now)
         recorded = yield from _history_lease(past.items)
         tombstones = _tombstones(name, held)
@@ -184,13 +191,14 @@ def break_hold(session: Session, step: Step, now: float) -> Program:
             continue
         if done.succeeded:
             session.tombstones.extend((now, key) for key in tombstones)
-            return _broken(session, done.revision)
+            return _broken(session, done.revision, text)
     return [GONE, b"0", b"0"]
 
 
-def _broken(session: Session, revision: int) -> list[Any]:
-    """The reply of a break at that revision, which is also the fence after it."""
-    return [DONE, b"%d" % (session.fence_floor + revision), b"0"]
+def _broken(session: Session, revision: int, entry: str) -> list[Any]:
+    """The reply of a break at that revision, which is also the fence after it, with that entry of the history."""
+    at = entry.partition(" ")[0]
+    return [DONE, b"%d" % (session.fence_floor + revision), at.encode() if at.isdecimal() else b"0"]
 
 
 def _keys_of(name: str, held: Item) -> list[str]:

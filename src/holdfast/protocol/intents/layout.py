@@ -11,7 +11,8 @@
 
 An id is the token of the client that created the intent. The value is a JSON object: ``token``, the present holder or
 waiter; ``fence``, if the key was written again after the grant; ``slot``; ``shared``, if a writer has become a reader;
-``names``, if it is for several.
+``names``, if it is for several; ``at`` and ``since``: when it was created and granted, in microseconds by the clock of
+its client. etcd keeps no times, so these two are for people, and nothing is decided by them.
 
 Invariant. All intents of a name are in one range of keys, and so are those of its writers. No name contains ``:hf1:``,
 so the range of one name has no key of another.
@@ -93,9 +94,21 @@ def is_writer(item: Item) -> bool:
 
 
 def write_value(
-    token: str, *, names: tuple[str, ...] = (), fence: int = 0, slot: int = -1, shared: bool = False
+    token: str,
+    *,
+    names: tuple[str, ...] = (),
+    fence: int = 0,
+    slot: int = -1,
+    shared: bool = False,
+    times: tuple[int, int] = (0, 0),
 ) -> str:
+    """The value of an intent. ``times``: when it was created and granted, in microseconds; 0: not known."""
     content: dict[str, Any] = {"token": token}
+    created_at, granted_at = times
+    if created_at:
+        content["at"] = created_at
+    if granted_at:
+        content["since"] = granted_at
     if len(names) > 1:
         content["names"] = names
     if fence:
@@ -114,6 +127,15 @@ def read_value(item: Item) -> dict[str, Any]:
     except ValueError:
         return {}
     return content if isinstance(content, dict) else {}
+
+
+def times_of(item: Item) -> tuple[int, int]:
+    """When its client created this intent, and when the intent was granted, in microseconds; 0: not known."""
+    content = read_value(item)
+    created_at, granted_at = (
+        value if isinstance(value := content.get(field), int) and 0 < value < 10**16 else 0 for field in ("at", "since")
+    )
+    return created_at, granted_at or created_at
 
 
 def token_of(item: Item) -> str:

@@ -80,7 +80,7 @@ def _ask(session: Session, ask: Ask, intent: Intent, lease: EtcdLease) -> Genera
         done = yield from perform(
             Txn(
                 (Created(key), Created(ask.tombstone)),
-                (Put(key, write_value(ask.token), lease.id), *_looks(ask, 0)),
+                (Put(key, write_value(ask.token, times=intent.times), lease.id), *_looks(ask, 0)),
                 (Get(key), Get(ask.tombstone)),
             )
         )
@@ -160,10 +160,12 @@ def _take_slot(
         key = slot_key(name, slot)
         known = taken.get(key)
         intent.slot_keys, intent.unsure = (key,), True  # before the request: it may have no answer
+        intent.granted_us = session.wall_us()
+        value = write_value(ask.token, slot=slot, times=intent.times)
         done = yield from perform(
             Txn(
                 (Created(own, intent.created), Created(key, known.created if known else 0)),
-                (Put(key, ask.token, lease.id), Put(own, write_value(ask.token, slot=slot), lease.id)),
+                (Put(key, ask.token, lease.id), Put(own, value, lease.id)),
                 (Get(own), Get(*slots_of(name))),
             )
         )

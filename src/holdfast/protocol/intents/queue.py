@@ -134,7 +134,7 @@ def acquire(session: Session, ask: Ask) -> Program:
 
 def _join(session: Session, ask: Ask, intent: Intent, lease: EtcdLease) -> Generator[Request, Answer, Any]:
     """Create the intents, and see what is before them. None: they exist already."""
-    keys, value = ask.keys, write_value(ask.token, names=ask.names)
+    keys, value = ask.keys, write_value(ask.token, names=ask.names, times=intent.times)
     if ask.mode == READ:
         looks = [look for name in ask.names for look in (_newest(ask, name, 2), Get(*queue_of(name), limit=1))]
     else:  # one read tells both, unless the queue is long (benchmarks.etcd)
@@ -162,7 +162,7 @@ def _join(session: Session, ask: Ask, intent: Intent, lease: EtcdLease) -> Gener
 
 def _try(session: Session, ask: Ask, intent: Intent, lease: EtcdLease) -> Generator[Request, Answer, Any]:
     """Create the intents only if nothing is in conflict with them, since a caller that does not wait wants no place."""
-    keys, value = ask.keys, write_value(ask.token, names=ask.names)
+    keys, value = ask.keys, write_value(ask.token, names=ask.names, times=intent.times)
     empty = [Created(where.key, 0, where.end) for where in map(ask.conflicts, ask.names)]
     done = yield from perform(
         Txn(
@@ -216,10 +216,11 @@ def _confirm(session: Session, ask: Ask, intent: Intent, lease: EtcdLease) -> Ge
     looks = [
         look for name in ask.names for look in (_newest(ask, name, 1, intent.created), Get(*queue_of(name), limit=1))
     ]
-    value = write_value(ask.token, names=ask.names)
     writes: list[Put] = []
     while True:
         if intent.called:
+            intent.granted_us = session.wall_us()  # if it is a grant; of a waiter, this is not shown
+            value = write_value(ask.token, names=ask.names, times=intent.times)
             writes = [Put(key, value, lease.id) for key in keys]
         intent.called = False
         done = yield from perform(Txn(ours, (*writes, *looks)))

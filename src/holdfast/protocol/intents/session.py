@@ -18,7 +18,7 @@ a lease gets longer by that, never shorter.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from math import ceil
 from typing import Final
 
@@ -63,8 +63,15 @@ class Intent:
     given_up = False  # its attempt was abandoned, perhaps while a step of it was under way
     unsure = False  # its keys may be another holder's: an adoption or the choice of a slot has no answer yet
 
-    def __init__(self, keys: tuple[str, ...]) -> None:
+    granted_us = 0  # as ``created_us``; 0: it was granted when it was created, or not yet
+
+    def __init__(self, keys: tuple[str, ...], created_us: int) -> None:
         self.keys = keys  # one for each name
+        self.created_us = created_us  # the time of day, for people who inspect it; 0: not known
+
+    @property
+    def times(self) -> tuple[int, int]:
+        return self.created_us, self.granted_us
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -87,7 +94,8 @@ def seconds_for(ttl_ms: int) -> int:
 class Session:
     """The leases and intents of one client."""
 
-    def __init__(self, fence_floor: int = 0) -> None:
+    def __init__(self, fence_floor: int = 0, wall_us: Callable[[], int] = lambda: 0) -> None:
+        self.wall_us = wall_us  # the time of day in microseconds, only to be shown to people
         self.fence_floor = fence_floor  # added to the revision, so that fences go on rising after a move to etcd
         self.leases: dict[int, EtcdLease] = {}  # by the seconds asked for
         self.intents: dict[str, Intent] = {}  # by token
@@ -113,7 +121,7 @@ class Session:
 
     def intent(self, token: str, keys: tuple[str, ...]) -> Intent:
         """The intent of this token. It is noted before anything is sent, so that it can be abandoned at any time."""
-        return self.intents.setdefault(token, Intent(keys))
+        return self.intents.get(token) or self.intents.setdefault(token, Intent(keys, self.wall_us()))
 
     def bury(self, tombstone: str, intent: Intent, now: float) -> tuple[Put | Delete, ...]:
         """The operations that leave a tombstone, and remove some old ones.
