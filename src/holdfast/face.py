@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakValueDictionary
 
 from holdfast.errors import InvalidConfig, InvalidName, UnsafeRecipeWarning
-from holdfast.names import Keys, check_namespace, keys_of, not_a_name
+from holdfast.names import Keys, check_namespace, keys_of, not_a_name, unprintable_in
 from holdfast.options import CommonKeywords, LockOptions, lock_options, seconds, whole
 from holdfast.protocol.cache.entry import Entry, Json, Policy, Serializer, entry_of
 from holdfast.protocol.cache.name_template import Template, is_coroutine_function
@@ -144,6 +144,8 @@ class BaseClient:
     def _check_pattern(self, pattern: str) -> str:
         if not isinstance(pattern, str) or not pattern:
             raise InvalidConfig(f"pattern={pattern!r:.60}", "give a str such as 'order:*', or '*' for all locks")
+        if why := unprintable_in(pattern):
+            raise InvalidConfig(f"pattern={pattern!r:.60}", why)
         return pattern
 
     def _make_latch(self, latch_class: type[Any], name: str, count: int, retention: float) -> Any:

@@ -44,7 +44,8 @@ def keys_of(name: str, namespace: str = "") -> Keys:
     if not name:
         raise InvalidName(name, "it is empty")
     main = namespace + name
-    _refuse_unprintable(name, main)
+    if why := unprintable_in(main):
+        raise InvalidName(name, why)
     if len(main.encode()) > MAX_NAME_BYTES:
         raise InvalidName(name, f"it is longer than {MAX_NAME_BYTES} bytes; use a digest of it")
     if _SIDE_KEY.search(main):
@@ -74,14 +75,15 @@ def check_namespace(namespace: str) -> str:
     return namespace
 
 
-def _refuse_unprintable(name: str, main: str) -> None:
-    if main.isprintable():
-        return
-    for char in main:
-        category = unicodedata.category(char)
-        if category in ("Cc", "Cs"):
-            kind = "control character" if category == "Cc" else "lone surrogate"
-            raise InvalidName(name, f"it contains the {kind} {char!r}; leave it out")
+def unprintable_in(text: str) -> str:
+    """What is wrong with a text that has a control character or a lone surrogate (a byte of no text); else empty."""
+    if not text.isprintable():
+        for char in text:
+            category = unicodedata.category(char)
+            if category in ("Cc", "Cs"):
+                kind = "control character" if category == "Cc" else "lone surrogate"
+                return f"it contains the {kind} {char!r}; leave it out"
+    return ""
 
 
 @lru_cache(maxsize=4096)

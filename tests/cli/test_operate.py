@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import io
 import json
 import os
 import pty
@@ -18,11 +19,12 @@ from typing import Any
 
 import pytest
 import redis
+from rich.console import Console
 
 import holdfast
 from holdfast.cli import main
 from holdfast.cli.operate.tables import duration
-from holdfast.cli.operate.top import Screen
+from holdfast.cli.operate.top import Screen, Snapshots
 from holdfast.cli.operate.watching import changes
 from holdfast.holder import Holder, LockInfo, Waiter
 from tests.cli.shell import CLI, PATIENCE_S, environment, eventually
@@ -181,8 +183,13 @@ def test_break_as_json_prints_what_was_broken(client: holdfast.Client, capsys: p
         (["break", "free", "--reason", "why", "--yes"], 1, "nothing to break"),
         (["break", "job", "--reason", "why"], 64, "--yes"),
         (["break", "job", "--yes"], 64, "--reason"),
+        (["break", "job"], 64, "--yes and --reason"),
+        (["break", "job", "--reason", "\udce9", "--yes"], 64, "lone surrogate"),
+        (["break", "job", "--reason", "\x1b[31mred", "--yes"], 64, "control character"),
+        (["ls", "\udce9*"], 64, "lone surrogate"),
         (["break", "job", "--reason", "why" * 200, "--yes"], 64, "600 characters"),
         (["break", "job", "--reason", "why", "--yes", "--fence", "7"], 1, "not held with fence 7"),
+        (["break", "job", "--reason", "why", "--yes", "--fence", "7"], 1, "Its holder is"),
         (["break", "job", "--reason", "why", "--yes", "--id", "beef"], 1, "not held with id beef"),
         (["break", "pool", "--reason", "why", "--yes"], 64, "2 holders"),
         (["who", "x:hf1:y"], 64, "cannot be a name"),
@@ -276,6 +283,51 @@ def test_who_of_a_key_that_is_no_lock_does_not_call_it_free(
     code, _, err = call(capsys, "who", "it's")
     assert code == 0
     assert "another program has a key of this name" in err
+
+
+@pytest.mark.parametrize("columns", [40, 80])
+def test_the_history_shows_in_every_width_who_broke_it_and_why(
+    client: holdfast.Client, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    lease = client.lock("job", label="nightly").acquire()
+    client.break_lock("job", fence=lease.fence, reason="it hangs since midnight, says the operator", label="oncall")
+    _, out, _ = call(capsys, "history", "job")
+    assert max(len(line) for line in out.splitlines()) <= columns
+    assert "oncall @" in out
+    assert "nightly @" in out
+    assert "it hangs since" in out
+    with pytest.raises(holdfast.LeaseLost):
+        lease.release()
+
+
+def test_the_longest_wait_is_listed_first_if_wanted(
+    client: holdfast.Client, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with client.lock("a"), stuck(client, "b"):
+        found = json.loads(call(capsys, "ls", "--sort", "wait", "--json")[1])
+        assert [info["name"] for info in found] == ["b", "a"]
+
+
+def test_a_pattern_without_a_star_says_how_to_list_more(
+    client: holdfast.Client, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with client.lock("nightly:report"):
+        assert "'nightly*'" in call(capsys, "ls", "nightly")[2]
+        assert "holdfast ls 'night*'" in call(capsys, "who", "night*")[2]
+
+
+def test_rows_of_top_are_one_line_each() -> None:
+    """Else the row that is chosen could be below the screen."""
+    found = [LockInfo(f"order:{number}", "lock", (Holder("a long label " * 4, "web1", 1),)) for number in range(50)]
+    snapshots, screen = Snapshots.__new__(Snapshots), Screen()
+    snapshots.found, snapshots.error, snapshots.looks = found, "", 1
+    screen.sort, screen.place = "name", 49
+    console = Console(width=60, height=20, file=io.StringIO())
+    console.print(screen.draw(snapshots, console))
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert len(lines) <= 20
+    assert any("order:9" in line for line in lines), "the last by name"
 
 
 def test_hints_can_be_pasted_into_a_shell(client: holdfast.Client, capsys: pytest.CaptureFixture[str]) -> None:

@@ -192,6 +192,7 @@ def test_signals_that_python_ignores_are_not_ignored_by_the_command(server: Serv
         ["run", "--at-least", "2m", "--max-hold", "60", "job", "--", "true"],
         ["run", "--shared", "--permits", "2", "job", "--", "true"],
         ["run", "--shared", "one", "two", "--", "true"],
+        ["run", "--shared", "--exclusive", "job", "--", "true"],
         ["run", "--permits", "2", "one", "two", "--", "true"],
         ["run", "--permits", "0", "job", "--", "true"],
         ["run", "--busy-code", "256", "job", "--", "true"],
@@ -321,7 +322,7 @@ def test_busy(server: Server, call: Call) -> None:
     assert (code, out) == (75, "")
     assert "'job' is held" in err
     assert len(err.splitlines()) == 1
-    code, _, err = call(server, "--json", "--wait", "300ms", "job", "--", "true")
+    code, _, err = call(server, "--json", "--wait", "800ms", "job", "--", "true")
     assert code == 75
     assert json.loads(err.splitlines()[0])["event"] == "waiting"
     assert [event["event"] for event in events_of(err)] == ["busy"]
@@ -700,6 +701,9 @@ def test_shared_commands_run_together_and_a_writer_is_busy(server: Server, start
     first = start(server, "--shared", "job", "--", "sh", "-c", "echo ready; sleep 60")
     first_line(first)
     assert call(server, "--shared", "--wait", "0", "job", "--", "true")[0] == 0
+    assert call(server, "--exclusive", "--wait", "0", "job", "--", "true")[0] == 75
+    code, _, err = call(server, "--wait", "0", "job", "--", "true")
+    assert (code, "need --exclusive" in err) == (64, True), "a plain lock of that name is another kind"
     with holdfast.connect(server.url) as client:
         assert client.rwlock("job").write.acquire(blocking=False) is None
 

@@ -21,7 +21,11 @@ def test_the_commands_of_the_page_free_a_stuck_lock(server: Server) -> None:
     with holdfast.connect(server.url) as client:
         lease = client.lock("nightly:report", label="report-builder").acquire()
         done = subprocess.run(
-            ["sh", "-c", program], capture_output=True, text=True, timeout=3 * PATIENCE_S, env=environment()
+            ["sh", "-c", program],
+            capture_output=True,
+            text=True,
+            timeout=3 * PATIENCE_S,
+            env=environment(COLUMNS="160"),
         )
         assert done.returncode == 0, done.stderr
         assert "report-builder @" in done.stdout

@@ -21,7 +21,7 @@ class RunCommand(click.Command):
     """A command that takes another command after ``--``."""
 
     sections: Final = {
-        "Taking the lock": ("wait", "busy_code", "shared", "permits", "url", "pass_url", "label"),
+        "Taking the lock": ("wait", "busy_code", "shared", "exclusive", "permits", "url", "pass_url", "label"),
         "Keeping it": ("ttl", "at_least", "max_hold"),
         "Output": (),  # all the others
     }
@@ -107,6 +107,7 @@ class RunCommand(click.Command):
     help="The exit code if the lock was not acquired within --wait.  [default: 75]",
 )
 @click.option("--shared", is_flag=True, help="Take the read side of a readers-writer lock: many at a time.")
+@click.option("--exclusive", is_flag=True, help="Take its write side: alone, also against --shared.")
 @click.option("--permits", type=click.IntRange(1), metavar="N", help="Let N run at a time: a semaphore.")
 @click.option("--url", metavar="URL", help="The server.  [default: HOLDFAST_URL, else local://, on this machine]")
 @click.option("--pass-url", is_flag=True, help="Pass the URL, with its password, to COMMAND as HOLDFAST_URL.")
@@ -123,7 +124,8 @@ class RunCommand(click.Command):
     callback=duration(),
     metavar="DURATION",
     default="0",
-    help="Leave the lock taken for at least this long, also if COMMAND ends sooner; for clocks that differ.",
+    help="Leave the lock taken for at least this long, also if COMMAND ends sooner; for clocks that differ."
+    " Not on etcd and memcached.",
 )
 @click.option(
     "--max-hold",
@@ -141,6 +143,7 @@ def run(
     wait: float | None,
     busy_code: int,
     shared: bool,
+    exclusive: bool,
     permits: int | None,
     url: str | None,
     pass_url: bool,
@@ -162,10 +165,11 @@ def run(
     argv: list[str] = ctx.meta["holdfast.argv"]
     if max_hold is not None and at_least > max_hold:
         raise click.UsageError("--at-least is longer than --max-hold; make it shorter", ctx)
-    if shared and permits is not None:
-        raise click.UsageError("--shared and --permits are two kinds of lock; choose one", ctx)
-    if len(names) > 1 and (shared or permits is not None):
-        raise click.UsageError("--shared and --permits take one NAME", ctx)
+    side = "read" if shared else "write" if exclusive else ""
+    if shared + exclusive + (permits is not None) > 1:
+        raise click.UsageError("--shared, --exclusive and --permits exclude each other; choose one", ctx)
+    if len(names) > 1 and (side or permits is not None):
+        raise click.UsageError("--shared, --exclusive and --permits take one NAME", ctx)
     voice = Voice(as_json=as_json, quiet=quiet)
     url = url or os.environ.get("HOLDFAST_URL")
     with unblocked_stderr() as start_writing:
@@ -191,7 +195,7 @@ def run(
                 max_hold=max_hold,
                 environment={"HOLDFAST_URL": url if pass_url else None},
                 label=_label_of(argv[0]) if label is None else label,
-                shared=shared,
+                side=side,
                 permits=permits,
                 busy_code=busy_code,
             ).run(when_forked=start_writing)

@@ -46,7 +46,7 @@ from holdfast.protocol.leases import leave_lease
 
 TICK_S: Final = 1.0
 GROUP_TICK_S: Final = 0.02
-SAY_AFTER_S: Final = 0.1  # a free lock is acquired sooner
+SAY_AFTER_S: Final = 0.5  # a free lock is acquired sooner, also on a cluster of etcd
 
 # Events and exit codes report what is logged; a line of text would break the JSON output.
 logging.getLogger("holdfast").addHandler(logging.NullHandler())
@@ -77,7 +77,7 @@ class Run:
         max_hold: float | None,
         label: str,
         environment: Mapping[str, str | None],
-        shared: bool = False,
+        side: str = "",
         permits: int | None = None,
         busy_code: int = BUSY,
     ) -> None:
@@ -92,9 +92,13 @@ class Run:
         self._max_hold = max_hold
         # The lock comes first: an invalid name is refused before signal handlers are set.
         options: Any = {"ttl": ttl, "label": label, "on_lost": self._wake}
-        self._lock: Lock[Any] = client.rwlock(names[0], **options).read if shared else client.lock(*names, **options)
+        self._lock: Lock[Any]
         if permits is not None:
             self._lock = client.semaphore(names[0], permits, **options)
+        elif side:
+            self._lock = getattr(client.rwlock(names[0], **options), side)
+        else:
+            self._lock = client.lock(*names, **options)
         self._busy_code = busy_code
         self._inbox = Inbox()
         self._lease: Lease  # set when the lock is acquired
@@ -142,7 +146,8 @@ class Run:
 
     def _refused(self, error: HoldfastError) -> int:
         if isinstance(error, Unsupported):
-            self._voice.say("unavailable", str(error), error=True)
+            hint = ". Commands beside --shared need --exclusive" if "in use as a rwlock" in str(error) else ""
+            self._voice.say("unavailable", f"{error}{hint}", error=True)
             return USAGE
         if isinstance(error, NotAcquired):
             self._voice.say("busy", str(error), name=error.name)

@@ -47,7 +47,8 @@ def doctor(ctx: click.Context, *, target: str | None, url: str | None, prefix: s
 
     Checked are: version, eviction, persistence, replication and lag, its clock and the way to it, permissions, and keys
     that no lock has written. Nothing is changed, except that some keys named PREFIXholdfast:doctor:... exist for a
-    moment. The exit code is 0 if nothing threatens locks, 1 if something does, and 69 if there is no answer.
+    moment. The exit code is 0 if nothing threatens locks, 1 if something does, 69 if there is no answer, and 64 on etcd
+    and memcached, which this command does not know.
     """
     output = Output(as_json=as_json)
     if acl:

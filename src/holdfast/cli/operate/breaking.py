@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import os
 import shlex
 import sys
 from typing import Final
@@ -44,11 +45,15 @@ def break_(
     info = client.inspect(name, limit=100_000)
     holder = _chosen(info, name, fence, holder_id)
     if info is None or holder is None:
-        output.say(f"lock {name!r} is not held{_which(fence, holder_id)}: there is nothing to break")
+        now = (
+            f". Its holder is {named(info.holders[0])}, fence {info.holders[0].fence}" if info and info.holders else ""
+        )
+        output.say(f"lock {name!r} is not held{_which(fence, holder_id)}: there is nothing to break{now}")
         return NOTHING
     asks = not yes and sys.stdin.isatty()
     if not yes and not asks:
-        raise click.UsageError("say --yes: there is no terminal on which to ask")
+        why = "" if reason else " and --reason TEXT"
+        raise click.UsageError(f"say --yes{why}: there is no terminal on which to ask")
     if not yes or not output.as_json:
         console = output.console()
         console.file = sys.stderr
@@ -58,7 +63,9 @@ def break_(
     if asks:
         click.echo(f"{named(holder)} loses the lock. {_RISK}", err=True)
         reason = reason or click.prompt("Reason", err=True)
-        click.confirm("Break it?", abort=True, err=True)
+        if not click.confirm("Break it?", err=True):
+            output.say("nothing was changed")
+            return NOTHING
     broken = client.break_lock(name, fence=holder.fence, holder_id=holder.id, reason=reason or "", label=_operator())
     if output.as_json:
         output.json(broken.as_json())
@@ -84,9 +91,9 @@ def _which(fence: int | None, holder_id: str | None) -> str:
 
 
 def _operator() -> str:
-    """The user, as far as it is known."""
+    """The user, as far as it is known; behind sudo the one who called it."""
     try:
-        return getpass.getuser()[:MOST_CHARACTERS]
+        return (os.environ.get("SUDO_USER") or getpass.getuser())[:MOST_CHARACTERS]
     except (OSError, KeyError):
         return ""
 

@@ -12,36 +12,41 @@ import click
 
 from holdfast.blocking import Client
 from holdfast.cli.operate.common import Output, operator_command
-from holdfast.cli.operate.tables import LOCK_COLUMNS, details, table
+from holdfast.cli.operate.tables import LOCK_COLUMNS, SORTS, details, table
 from holdfast.holder import LockInfo
 
 
 @operator_command(short_help="List the locks that are held or waited for.")
 @click.argument("pattern", default="*")
-def ls(client: Client, output: Output, *, pattern: str) -> int:
+@click.option(
+    "--sort", type=click.Choice(list(SORTS)), default="name", help="The longest wait or hold first, or by name."
+)
+def ls(client: Client, output: Output, *, pattern: str, sort: str) -> int:
     """List the locks whose names match PATTERN: who holds them, for how long, and how many waiters there are.
 
     In PATTERN, * stands for any text and ? for any character; quote it: holdfast ls 'order:*'. The keys of the server
     are looked through in small parts, so the server stays responsive; a large server takes a while.
     """
-    found = all_locks(client, pattern)
+    found = sorted(all_locks(client, pattern), key=SORTS[sort])
     if output.as_json:
         output.json([info.as_json() for info in found])
     elif found:
         console = output.console()
         console.print(table(found, LOCK_COLUMNS, console.width))
     if not found:
-        output.say(f"no lock like {pattern!r} is held or waited for")
+        hint = (
+            "" if any(char in pattern for char in "*?[") else f". For names that begin so: {shlex.quote(pattern + '*')}"
+        )
+        output.say(f"no lock like {pattern!r} is held or waited for{hint}")
     elif not output.as_json and sys.stdout.isatty():
-        output.say("to explain one: holdfast who NAME; to free one: holdfast break NAME")
+        output.say("to explain one: holdfast who NAME; to free one: holdfast break NAME --reason TEXT")
     return 0
 
 
 def all_locks(client: Client, pattern: str) -> list[LockInfo]:
-    """The locks, by name."""
     locks = client.locks(pattern)
     with progress(lambda: f"looked at {locks.scanned:,} keys ..."):
-        return sorted(locks, key=lambda info: (info.name, info.kind))
+        return list(locks)
 
 
 @contextmanager
@@ -88,11 +93,12 @@ def who(client: Client, output: Output, *, name: str, limit: int) -> int:
         output.json(None if info is None else info.as_json())
     if info is None:
         why = "is no lock: another program has a key of this name there" if is_foreign else "is free"
-        output.say(f"lock {name!r} {why}, and no process waits for it")
+        hint = f". For a pattern: holdfast ls {shlex.quote(name)}" if "*" in name else ""
+        output.say(f"lock {name!r} {why}, and no process waits for it{hint}")
         return 0
     if not output.as_json:
         console = output.console()
         console.print(details(info, console.width))
         if info.holders and sys.stdout.isatty():
-            output.say(f"to free it: holdfast break {shlex.quote(name)}")
+            output.say(f"to free it: holdfast break {shlex.quote(name)} --reason TEXT")
     return 0

@@ -1,7 +1,7 @@
 """How locks look in a terminal: durations, holders, and tables that fit its width.
 
-A table has columns in order of importance. In a narrow terminal the least important ones are left out, and long names
-are folded; nothing that identifies a lock is cut off.
+In a narrow terminal a table leaves out its optional columns, the last one first; then long texts are folded. Nothing
+that identifies a lock is cut off.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from holdfast.holder import Broken, Holder, LockInfo, Waiter
 
 _UNITS: Final = ((86400, "d"), (3600, "h"), (60, "m"))
 _SHOWN_WAITERS: Final = 20
+_NARROW: Final = 72  # columns; in fewer, a row of the history does not fit
 
 
 def duration(seconds: float | None) -> str:
@@ -85,54 +86,89 @@ class Column(NamedTuple):
     right: bool = False
     style: str = ""
     folds: bool = False  # long text continues on the next line
+    optional: bool = False  # left out where the table would not fit
 
 
-def table(rows: Sequence[Any], columns: Sequence[Column], width: int, *, chosen: int | None = None) -> Table:
-    """The rows, with the first of the columns that fit. ``chosen``: which row is highlighted."""
+_GAP: Final = 3  # between two columns
+
+
+def table(
+    rows: Sequence[Any], columns: Sequence[Column], width: int, *, chosen: int | None = None, one_line: bool = False
+) -> Table:
+    """The rows, without optional columns that do not fit. ``chosen``: which row is highlighted. ``one_line``: each row
+    is one line, in which long texts are cut off."""
     cells = [[column.text(row) for column in columns] for row in rows]
-    most = max(12, width // 3)  # columns of a text that can be folded
+    most = max(12, width // 3)  # characters of a text that can be folded
     widths = [
         min(most if column.folds else width, max([len(column.title), *(cell_len(row[place]) for row in cells)]))
         for place, column in enumerate(columns)
     ]
-    kept = len(columns)
-    while kept > 2 and sum(widths[:kept]) + 2 * kept > width:
-        kept -= 1
+    kept = list(range(len(columns)))
+    for place in reversed(range(len(columns))):
+        if columns[place].optional and sum(widths[each] + _GAP for each in kept) - _GAP > width:
+            kept.remove(place)
     shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), show_edge=False)
-    for column in columns[:kept]:
+    for place in kept:
+        column = columns[place]
         shown.add_column(
             column.title,
             justify="right" if column.right else "left",
             style=column.style,
-            overflow="fold",
-            no_wrap=not column.folds,
+            overflow="ellipsis" if one_line else "fold",
+            no_wrap=one_line or not column.folds,
+            max_width=widths[place] if one_line else None,
             header_style="bold",
         )
     for number, row in enumerate(cells):
-        shown.add_row(*(Text(text) for text in row[:kept]), style="reverse" if number == chosen else "")
+        shown.add_row(*(Text(row[place]) for place in kept), style="reverse" if number == chosen else "")
     return shown
 
 
-LOCK_COLUMNS: Final = (  # of a list of locks, the most important first
+LOCK_COLUMNS: Final = (
     Column("NAME", lambda info: printable(info.name), folds=True, style="bold"),
     Column("HELD BY", held_by, folds=True),
     Column("WAITING", waiting, right=True, style="yellow"),
-    Column("FOR", lambda info: duration(held_for(info)), right=True, style="cyan"),
-    Column("KIND", lambda info: info.kind),
-    Column("LEASE", lambda info: duration(info.holders[0].remaining) if info.holders else "", right=True),
-    Column("FENCE", lambda info: str(info.holders[0].fence or "") if info.holders else "", right=True, style="dim"),
+    Column("HELD FOR", lambda info: duration(held_for(info)), right=True, style="cyan", optional=True),
+    Column("KIND", lambda info: info.kind, optional=True),
+    Column(
+        "LEASE",
+        lambda info: duration(info.holders[0].remaining) if info.holders else "",
+        right=True,
+        optional=True,
+    ),
+    Column(
+        "FENCE",
+        lambda info: str(info.holders[0].fence or "") if info.holders else "",
+        right=True,
+        style="dim",
+        optional=True,
+    ),
 )
 
+SORTS: Final[dict[str, Callable[[LockInfo], tuple[Any, ...]]]] = {
+    "wait": lambda info: (-longest_wait(info), -info.waiter_count, info.name),
+    "held": lambda info: (-(held_for(info) or 0.0), info.name),
+    "name": lambda info: (info.name, info.kind),
+}
 
-def history_table(entries: Sequence[Broken], console: Console) -> Table:
+
+def history_table(entries: Sequence[Broken], console: Console) -> RenderableType:
+    """One entry in each row, or in a narrow terminal in some lines."""
+    if console.width < _NARROW:
+        return Group(*(line for entry in entries for line in _entry_lines(entry)))
     columns = [
         Column("WHEN", lambda entry: clock_time(entry.at) if entry.at else ""),
         Column("REASON", lambda entry: printable(entry.reason), folds=True),
         Column("HOLDER", lambda entry: named(entry.holder), folds=True),
         Column("BROKEN BY", lambda entry: named(entry.by), folds=True),
-        Column("FENCE", lambda entry: str(entry.holder.fence or ""), right=True, style="dim"),
+        Column("FENCE", lambda entry: str(entry.holder.fence or ""), right=True, style="dim", optional=True),
     ]
     return table(entries, columns, console.width)
+
+
+def _entry_lines(entry: Broken) -> list[Text]:
+    facts = {"reason": printable(entry.reason), "holder": named(entry.holder), "by": named(entry.by)}
+    return [Text(clock_time(entry.at) if entry.at else "-"), *(_fact(title, text) for title, text in facts.items())]
 
 
 def details(info: LockInfo, width: int) -> RenderableType:

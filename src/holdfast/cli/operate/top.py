@@ -26,15 +26,10 @@ from rich.text import Text
 from holdfast.blocking import Client
 from holdfast.cli import duration as duration_option
 from holdfast.cli.operate.common import Output, operator_command
-from holdfast.cli.operate.tables import LOCK_COLUMNS, details, held_for, longest_wait, table
+from holdfast.cli.operate.tables import LOCK_COLUMNS, SORTS, details, table
 from holdfast.errors import HoldfastError, printable
 from holdfast.holder import LockInfo
 
-SORTS: Final = {
-    "wait": lambda info: (-longest_wait(info), -info.waiter_count, info.name),
-    "held": lambda info: (-(held_for(info) or 0.0), info.name),
-    "name": lambda info: (info.name,),
-}
 _HELP: Final = "q quit   s sort   / filter   up, down, enter: open one   esc: back"
 _KEYS: Final = {"\x1b[A": "up", "\x1b[B": "down", "\x1bOA": "up", "\x1bOB": "down", "k": "up", "j": "down"}
 _ONE_KEY: Final = re.compile(r"\x1b[\[O].|.", re.DOTALL)
@@ -115,11 +110,18 @@ class Screen:
         held = sum(info.holder_count for info in snapshots.found)
         waits = sum(info.waiter_count for info in snapshots.found)
         title = f"{len(shown)} of {len(snapshots.found)} locks, {held} holders, {waits} waiting; sorted by {self.sort}"
-        head = [Text(title if snapshots.looks else "looking at the server ...", style="bold", overflow="ellipsis")]
+        head = [
+            Text(
+                title if snapshots.looks else "looking at the server ...",
+                style="bold",
+                overflow="ellipsis",
+                no_wrap=True,
+            )
+        ]
         if self.filter or self.typing:
             head.append(Text(f"/{printable(self.filter)}" + ("_" if self.typing else ""), style="yellow"))
         if snapshots.error:
-            head.append(Text(printable(snapshots.error), style="red"))
+            head.append(Text(printable(snapshots.error), style="red", overflow="ellipsis", no_wrap=True))
         foot = Text(_HELP, style="dim", overflow="ellipsis", no_wrap=True)
         opened = next((info for info in snapshots.found if info.name == self.opened), None)
         if self.opened is not None:
@@ -128,7 +130,8 @@ class Screen:
         room = max(1, console.height - len(head) - 4)
         first = max(0, self.place - room + 1)
         rows = shown[first : first + room]
-        return Group(*head, table(rows, LOCK_COLUMNS, console.width, chosen=self.place - first), foot)
+        shown_rows = table(rows, LOCK_COLUMNS, console.width, chosen=self.place - first, one_line=True)
+        return Group(*head, shown_rows, foot)
 
 
 @operator_command(short_help="Show the locks of a server, live.")

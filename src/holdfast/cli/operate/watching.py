@@ -86,8 +86,9 @@ def changes(
     for waiter in () if now is None else now.waiters:
         if _identity(waiter) not in waited:
             yield "waiting", {"waiter": asdict(waiter)}, f"{named(waiter)}, for {duration(waiter.waiting) or 'a while'}"
+    holds = {(holder.host, holder.pid, holder.label) for holder in new.values()}
     for waiter in () if before is None else before.waiters:
-        if _identity(waiter) not in waits:
+        if _identity(waiter) not in waits and (waiter.host, waiter.pid, waiter.label) not in holds:
             yield "left", {"waiter": asdict(waiter)}, f"{named(waiter)} waits no longer"
 
 

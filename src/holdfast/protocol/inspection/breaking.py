@@ -30,7 +30,7 @@ from holdfast import events
 from holdfast.errors import InvalidConfig, NotHeld
 from holdfast.holder import Broken, Holder, holder_of, id_of, is_foreign
 from holdfast.lease import MAX_FENCE
-from holdfast.names import Keys
+from holdfast.names import Keys, unprintable_in
 from holdfast.options import FENCES, LockOptions
 from holdfast.protocol.cache.entry import entry_of
 from holdfast.protocol.effects import Effects, Step, new_token, report
@@ -71,6 +71,8 @@ def check_break(name: str, fence: Any, holder_id: Any, reason: Any, label: str) 
     if not isinstance(reason, str) or not reason.strip():
         raise InvalidConfig(what, "give a reason: the holder and the history get it")
     reason = " ".join(reason.split())
+    if why := unprintable_in(reason):
+        raise InvalidConfig(f"reason={reason!r:.60}", why)
     if len(reason) > MOST_REASON:
         raise InvalidConfig(f"reason={reason!r:.60}", f"it has {len(reason):,} characters: give at most {MOST_REASON}")
     return Break(fence, holder_id, reason, label)

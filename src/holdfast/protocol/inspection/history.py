@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from holdfast.errors import printable
 from holdfast.holder import Broken, Holder, parts_of, readable_of
 
 MOST_REASON: Final = 500  # characters
@@ -32,7 +33,7 @@ def read_entry(entry: bytes, name: str = "") -> Broken | None:
         at=int(at_us) / 1e6,
         holder=_named(holder, int(fence) or None),
         by=_named(operator, None),
-        reason=reason,
+        reason=printable(reason),
         fence=int(raised) or None,
     )
 

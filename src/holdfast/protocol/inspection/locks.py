@@ -75,6 +75,7 @@ class BaseLocks:
     def __init__(self, driver: Any, namespace: str, pattern: str, options: LockOptions) -> None:
         self._driver = driver
         self._namespace = namespace
+        self._asked = pattern
         self._pattern = f"{escaped(namespace)}{pattern}{_MARK}*"
         self._options = options
         self._cursor: str | None = ""  # None: the scan is over
@@ -111,7 +112,7 @@ class BaseLocks:
                 now = yield from clock()
                 pause = tries.pause_after(failed, now)
                 if pause is None:
-                    raise outage(failed, f"a list of locks like {self._pattern!r}") from failed.__cause__
+                    raise outage(failed, f"the list of locks like {self._asked!r}") from failed.__cause__
                 now = yield from wait(None, now + pause)
         self._cursor = cursor or None
         self._scanned += SCANNED
