@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -235,6 +236,45 @@ def test_a_hook_that_hangs_does_not_delay_renewals(url: str, admin: redis.Redis)
         over.set()
         with pytest.raises(holdfast.LeaseLost):
             lease.release()
+
+
+def test_on_lost_that_exits_does_not_keep_later_losses_secret(
+    url: str, admin: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    told = []
+
+    def leave(lease: Any) -> None:
+        told.append(lease.name)
+        sys.exit("not in this thread")
+
+    with holdfast.connect(url, on_lost=leave) as client:
+        leases = [client.lock(name, ttl=1).acquire() for name in ("a", "b")]
+        for lease in leases:
+            admin.delete(lease.name)
+            eventually(lambda name=lease.name: name in told)  # type: ignore[misc]
+            with pytest.raises(holdfast.LeaseLost):
+                lease.release()
+    assert "a function that holdfast-on-lost called has failed" in caplog.text
+
+
+def test_close_frees_the_keys_before_it_waits_for_a_hook(url: str, admin: redis.Redis) -> None:
+    over, entered = threading.Event(), threading.Event()
+
+    def hang(event: Event) -> None:
+        if isinstance(event, Renewed):
+            entered.set()
+            over.wait()
+
+    client = holdfast.connect(url, on_event=hang, timeout=20.0)
+    lease = client.lock("x", ttl=2).acquire()
+    assert entered.wait(10)
+    closing = threading.Thread(target=client.close)
+    closing.start()
+    eventually(lambda: not admin.exists("x"), timeout=10.0)
+    over.set()
+    closing.join(20)
+    with pytest.raises(holdfast.LeaseLost):
+        lease.release()
 
 
 def test_a_hook_that_uses_a_lock_hears_nothing_of_that(url: str) -> None:

@@ -6,12 +6,15 @@ keeper reports. If a hook hangs, holders are still told that they have lost a le
 
 from __future__ import annotations
 
+import logging
 import queue
 import sys
 import threading
 from collections.abc import Callable
 
 from holdfast.engines import greenlets
+
+log = logging.getLogger("holdfast")
 
 Task = Callable[[], object]
 
@@ -29,7 +32,7 @@ class Background:
         self._starting = threading.Lock()
 
     def run(self, task: Task) -> bool:
-        """Run a function soon; it must not raise. False if too many wait. RuntimeError if no thread can be started."""
+        """Run a function soon. False if too many wait. RuntimeError if no thread can be started."""
         if self._most and self._tasks.qsize() >= self._most:
             return False
         with self._starting:
@@ -42,8 +45,14 @@ class Background:
 
     def _run_all(self) -> None:
         self._marks += greenlets.mark()
-        while (task := self._tasks.get()) is not None:
-            task()
+        tasks = self._tasks
+        while (task := tasks.get()) is not None:
+            try:
+                task()
+            except BaseException:  # even sys.exit(): it would end the thread, and nothing would be called any more
+                if tasks is not self._tasks:
+                    raise  # in a forked child, this ends the greenlet
+                log.exception("a function that %s called has failed", self._name)
             del task  # it may have the last reference to a lease
 
     def close(self) -> None:

@@ -313,9 +313,9 @@ class Driver:
             self._on_lost.join(max(0.0, until - clock.now()))
             if self._keeper is not None and self._keeper is not threading.current_thread():
                 self._keeper.join(max(0.0, until - clock.now()))
+            self.run(give_back(lost, self.registry, self.cohorts, until))
             self._hooks.close()
             self._hooks.join(max(0.0, until - clock.now()))
-            self.run(give_back(lost, self.registry, self.cohorts, until))
         finally:
             for hold in list(self.registry.holds.values()):
                 self.cohorts.leave(hold)

@@ -54,6 +54,7 @@ from holdfast.protocol.intents.requests import (
 from holdfast.protocol.intents.session import LONGER, SHORTEST, EtcdLease, Intent, Session, kept, lease_for, new_lease
 from holdfast.protocol.replies import DONE, GONE
 
+_ABANDONED: Final = -2  # the reply to an adoption that was given up
 _TRIES: Final = 5  # at a key that others write between our read and our write
 
 
@@ -268,11 +269,16 @@ def hand_over(session: Session, step: Step, now: float) -> Program:
     except LeaseGone:
         return GONE
     intent.lease = lease
+    session.hand_over(token, now + lease.lasts, now)
     return DONE
 
 
 def adopt(session: Session, step: Step, now: float) -> Program:
     """Write our token in place of the giver's."""
+    return session.attempt(step.args[0], (), _adopt(session, step, now), _ABANDONED)
+
+
+def _adopt(session: Session, step: Step, now: float) -> Program:
     token, ttl_ms, giver = step.args[0], int(step.args[1]), step.args[3]
     names = tuple(dict.fromkeys(map(name_of, step.keys)))
     tombstone = tombstone_key(names[0], token)
@@ -280,9 +286,11 @@ def adopt(session: Session, step: Step, now: float) -> Program:
         done = yield from perform(Txn((), (*(Get(*queue_of(name)) for name in names), Get(tombstone))))
         *queues, gone = done.results
         if gone.items:
-            return -2
+            session.intents.pop(token, None)
+            return _ABANDONED
         theirs = [_find(found.items, giver, token) for found in queues]
         if not all(theirs):
+            session.intents.pop(token, None)
             return _why_not(step, [found.items for found in queues])
         lease = yield from lease_for(session, ttl_ms, now)
         try:
@@ -292,6 +300,7 @@ def adopt(session: Session, step: Step, now: float) -> Program:
             continue
         if reply is not None:
             return reply
+    session.intents.pop(token, None)
     return -1
 
 
@@ -310,7 +319,8 @@ def _swap(
 ) -> Generator[Request, Answer, Any]:
     """Take over these intents, unless one of them was written since; then None."""
     content = read_value(theirs[0])
-    intent = session.intents[token] = Intent(tuple(item.key for item in theirs), session.wall_us())
+    intent = session.intent(token, ())
+    intent.keys = tuple(item.key for item in theirs)
     intent.unsure = True  # before the request: it may have no answer
     intent.created, intent.lease = theirs[0].created, lease
     intent.slot, intent.shared = content.get("slot", -1), bool(content.get("shared"))
@@ -327,7 +337,8 @@ def _swap(
         )
     )
     if not done.succeeded:
-        session.intents.pop(token, None)
+        intent.keys = ()
+        intent.lose_place()
         return None
     intent.unsure = False
     return (yield from granted(session, token, intent, done.revision))

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from holdfast.protocol.effects import Step
 from holdfast.protocol.intents.layout import name_of, queue_of, slot_key, slots_of, write_value
-from holdfast.protocol.intents.queue import Ask, granted, leave, refused, wrong_kind
+from holdfast.protocol.intents.queue import ABANDONED, Ask, granted, leave, refused, wrong_kind
 from holdfast.protocol.intents.requests import (
     Answer,
     Created,
@@ -46,6 +46,10 @@ def semaphore_ask(step: Step, now: float) -> Ask:
 
 def acquire_permit(session: Session, ask: Ask) -> Program:
     """Take a permit, or (if it waits) a place in the queue."""
+    return session.attempt(ask.token, ask.keys, _acquire(session, ask), ABANDONED)
+
+
+def _acquire(session: Session, ask: Ask) -> Program:
     name = ask.names[0]
     for _ in range(_TRIES):
         intent = session.intent(ask.token, ask.keys)
@@ -56,8 +60,6 @@ def acquire_permit(session: Session, ask: Ask) -> Program:
                 session.intents.pop(ask.token, None)
                 return wrong_kind(ask, name, found.items[0]) or refused(ask, found.items[0])
         lease = yield from lease_for(session, ask.ttl_ms, ask.now)
-        if intent.given_up:
-            return [-1, 0]
         intent.lease = lease
         try:
             reply = yield from _ask(session, ask, intent, lease)
@@ -66,6 +68,8 @@ def acquire_permit(session: Session, ask: Ask) -> Program:
             continue
         if reply is not None:
             return reply
+    if not ask.waits:
+        session.intents.pop(ask.token, None)
     return refused(ask, None)
 
 
@@ -88,7 +92,7 @@ def _ask(session: Session, ask: Ask, intent: Intent, lease: EtcdLease) -> Genera
             own, tombstone = done.results
             if tombstone.items:
                 session.intents.pop(ask.token, None)
-                return [-1, 0]
+                return ABANDONED
             intent.created = own.items[0].created if own.items else 0
             return None
         intent.created = done.revision
@@ -97,7 +101,7 @@ def _ask(session: Session, ask: Ask, intent: Intent, lease: EtcdLease) -> Genera
         intent.called = False
         done = yield from perform(Txn((Created(intent.keys[0], intent.created),), _looks(ask, intent.created)))
         if not done.succeeded:
-            session.intents.pop(ask.token, None)
+            intent.lose_place()
             return None
         looks = done.results
     return (yield from _judge(session, ask, intent, done.revision, looks, lease=lease))
@@ -125,10 +129,11 @@ def _judge(
         reply = yield from _take_slot(session, ask, intent, lease, slots)
         if reply is not False:
             return reply
-    predecessor = next(item for item in last.items if item.key != own)
+    predecessor = next((item for item in last.items if item.key != own), None)
     if not ask.waits:
         yield from leave(session, ask.token, intent)
-    elif any(item.key == predecessor.key for item in before.items):  # all before us have permits: we are next
+    elif predecessor is None or any(item.key == predecessor.key for item in before.items):
+        # All before us have permits, so we are next. If none is before us, holders behind us asked for more permits.
         intent.behind = ""
         yield from begin_watch(Watch(ask.token, *_all_of(ask, revision)))
     else:
@@ -175,7 +180,7 @@ def _take_slot(
         intent.slot_keys, intent.unsure = (), False
         mine, slots = done.results
         if not mine.items or mine.items[0].created != intent.created:
-            session.intents.pop(ask.token, None)
+            intent.lose_place()
             return None
 
 

@@ -67,6 +67,7 @@ from holdfast.protocol.intents.session import EtcdLease, Intent, Session, lease_
 READ: Final = "any"
 
 _TRIES: Final = 3  # if a lease, or a place in the queue, is gone between two requests
+ABANDONED: Final = [-1, 0]  # the reply to an attempt that was given up
 _SHORT_QUEUE: Final = 16  # intents that are read with the create
 
 
@@ -111,11 +112,13 @@ def rwlock_ask(step: Step, now: float) -> Ask:
 
 def acquire(session: Session, ask: Ask) -> Program:
     """Take the lock, or (if it waits) a place in its queue."""
+    return session.attempt(ask.token, ask.keys, _acquire(session, ask), ABANDONED)
+
+
+def _acquire(session: Session, ask: Ask) -> Program:
     for _ in range(_TRIES):
         intent = session.intent(ask.token, ask.keys)
         lease = yield from lease_for(session, ask.ttl_ms, ask.now)
-        if intent.given_up:
-            return [-1, 0]
         intent.lease = lease
         try:
             if intent.created:
@@ -129,6 +132,8 @@ def acquire(session: Session, ask: Ask) -> Program:
             continue
         if reply is not None:
             return reply
+    if not ask.waits:
+        session.intents.pop(ask.token, None)
     return refused(ask, None)  # its place has gone each time: it asks again soon
 
 
@@ -152,11 +157,8 @@ def _join(session: Session, ask: Ask, intent: Intent, lease: EtcdLease) -> Gener
     seen = done.results[len(keys) :]
     if ask.mode != READ:
         if any(queue.total > len(queue.items) for queue in seen):
-            newest = yield from perform(Txn((), tuple(_newest(ask, name, 1, intent.created) for name in ask.names)))
-            befores = newest.results
-        else:
-            befores = tuple(Found(queue.items[::-1], queue.total) for queue in seen)
-        seen = tuple(look for pair in zip(befores, seen, strict=True) for look in pair)
+            return (yield from _confirm(session, ask, intent, lease))
+        seen = tuple(look for queue in seen for look in (Found(queue.items[::-1], queue.total), queue))
     return (yield from _judge(session, ask, intent, lease, seen, done.revision))
 
 
@@ -203,7 +205,7 @@ def _found_own(session: Session, ask: Ask, intent: Intent, done: TxnResult) -> A
     *own, tombstone = done.results[: len(intent.keys) + 1]
     if tombstone.items:
         session.intents.pop(ask.token, None)
-        return [-1, 0]
+        return ABANDONED
     if all(found.items for found in own):
         intent.created = own[0].items[0].created
     return None
@@ -225,7 +227,7 @@ def _confirm(session: Session, ask: Ask, intent: Intent, lease: EtcdLease) -> Ge
         intent.called = False
         done = yield from perform(Txn(ours, (*writes, *looks)))
         if not done.succeeded:
-            session.intents.pop(ask.token, None)
+            intent.lose_place()
             return None
         seen = done.results[len(writes) :]
         reply = yield from _judge(session, ask, intent, lease, seen, done.revision, written=bool(writes))

@@ -13,7 +13,7 @@ nothing. Any other failure ends the program, as it ends a script: the step has n
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Any, NamedTuple, TypeAlias
 
 from holdfast.protocol.effects import Command, Step
@@ -156,6 +156,25 @@ Op: TypeAlias = Step | Command
 
 
 # Programs yield by these functions only.
+
+
+def run_until(stopped: Callable[[], bool], program: Program, reply: Any) -> Program:
+    """Run a program, and return its reply; once ``stopped``, send no further request and return the other reply."""
+    advance: Any = program.send
+    value: Any = None
+    try:
+        while True:
+            request = advance(value)
+            if stopped():
+                return reply
+            try:
+                advance, value = program.send, (yield request)
+            except LeaseGone as gone:
+                advance, value = program.throw, gone
+    except StopIteration as done:
+        return done.value
+    finally:
+        program.close()
 
 
 def perform(txn: Txn) -> Generator[Request, Answer, TxnResult]:

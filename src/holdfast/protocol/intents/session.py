@@ -20,11 +20,21 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Generator
 from math import ceil
-from typing import Final
+from typing import Any, Final
 
 from holdfast.options import drift
 from holdfast.protocol.intents.layout import name_of, read_value
-from holdfast.protocol.intents.requests import Answer, Delete, Item, Put, Request, grant_lease, keep_lease
+from holdfast.protocol.intents.requests import (
+    Answer,
+    Delete,
+    Item,
+    Program,
+    Put,
+    Request,
+    grant_lease,
+    keep_lease,
+    run_until,
+)
 
 SHORTEST: Final = 2  # seconds: etcd grants no shorter lease
 LONGER: Final = 1.25  # an etcd lease lasts this many times the ttl
@@ -73,6 +83,10 @@ class Intent:
     def times(self) -> tuple[int, int]:
         return self.created_us, self.granted_us
 
+    def lose_place(self) -> None:
+        """Its keys are gone, or were never ours. The attempt goes on with the same intent, by which it is given up."""
+        self.created, self.slot, self.slot_keys, self.unsure = 0, -1, (), False
+
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(name_of(key) for key in self.keys)
@@ -100,6 +114,7 @@ class Session:
         self.leases: dict[int, EtcdLease] = {}  # by the seconds asked for
         self.intents: dict[str, Intent] = {}  # by token
         self.tombstones: deque[tuple[float, str]] = deque()  # when they were written, and their keys
+        self.handed_over: deque[tuple[float, str]] = deque()  # when their keys end at the latest, and their tokens
         self.renewed: dict[str, float] = {}  # by key of a latch: when this client has last renewed it
 
     def forget(self) -> None:
@@ -107,6 +122,7 @@ class Session:
         self.leases.clear()
         self.intents.clear()
         self.tombstones.clear()
+        self.handed_over.clear()
         self.renewed.clear()
 
     def drop(self, lease: EtcdLease) -> None:
@@ -122,6 +138,20 @@ class Session:
     def intent(self, token: str, keys: tuple[str, ...]) -> Intent:
         """The intent of this token. It is noted before anything is sent, so that it can be abandoned at any time."""
         return self.intents.get(token) or self.intents.setdefault(token, Intent(keys, self.wall_us()))
+
+    def attempt(self, token: str, keys: tuple[str, ...], program: Program, reply: Any) -> Program:
+        """Run the program of an attempt; once the attempt is given up, send nothing more and return that reply.
+
+        Under asyncio a step goes on after its caller was cancelled. The abandon knows only what was sent before it.
+        """
+        intent = self.intent(token, keys)
+
+        def stopped() -> bool:
+            if intent.given_up:
+                self.intents.pop(token, None)
+            return intent.given_up
+
+        return run_until(stopped, program, reply)
 
     def bury(self, tombstone: str, intent: Intent, now: float) -> tuple[Put | Delete, ...]:
         """The operations that leave a tombstone, and remove some old ones.
@@ -144,6 +174,15 @@ class Session:
             except IndexError:
                 break  # another thread was quicker
         return old
+
+    def hand_over(self, token: str, until: float, now: float) -> None:
+        """This hold goes to another process. Until its keys have ended, its intent is needed to abandon that."""
+        self.handed_over.append((until, token))
+        while self.handed_over and self.handed_over[0][0] < now:
+            try:
+                self.intents.pop(self.handed_over.popleft()[1], None)
+            except IndexError:
+                break  # another thread was quicker
 
     def call(self, token: str) -> None:
         """Note that what this waiter waits for has changed."""
