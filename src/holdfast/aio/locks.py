@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from types import TracebackType
 from typing import TYPE_CHECKING, Generic, Literal, TypeVar, overload
 
@@ -48,9 +49,9 @@ class Lock(BaseLock[Lease], Generic[N_co]):
         """Whether the lock is held at all, asked of the server."""
         return await self._driver.run(self._locked())
 
-    async def __aenter__(self: BaseLock[L]) -> L:
-        lease: L = await self._driver.run(self._enter())
-        return lease
+    def __aenter__(self: BaseLock[L]) -> Awaitable[L]:
+        entered: Awaitable[L] = self._driver.run(self._enter())
+        return entered
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

@@ -50,8 +50,8 @@ class Lock(BaseLock[Lease], Generic[N_co]):
         return self._driver.run(self._locked())
 
     def __enter__(self: BaseLock[L]) -> L:
-        lease: L = self._driver.run(self._enter())
-        return lease
+        entered: L = self._driver.run(self._enter())
+        return entered
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

@@ -9,8 +9,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
+from functools import partial
 from typing import Final
 
 from holdfast.errors import rounded
@@ -40,12 +41,10 @@ class Observers:
 
     def __init__(self, hooks: Sequence[Hook] = ()) -> None:
         self.hooks = tuple(hooks)
+        # Whether to make events of the ordinary course of things: asked twice in each cycle (benchmarks.before).
+        self.listen: Callable[[], bool] = partial(bool, True) if hooks else partial(log.isEnabledFor, logging.DEBUG)
         self._here = threading.local()  # made here, because gevent may replace it after our import
         self._warned: dict[type[Event], tuple[float, int]] = {}  # when, and how many of that kind were left out since
-
-    def listen(self) -> bool:
-        """Whether to make events of normal operation."""
-        return bool(self.hooks) or log.isEnabledFor(logging.DEBUG)
 
     def report(self, event: Event) -> None:
         self.log(event)

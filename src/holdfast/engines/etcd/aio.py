@@ -39,7 +39,7 @@ class Engine:
         self._session = Session(target.fence_floor, wall_us)
         self._members = Members(target)
         self._watches = Watches(self._members, self._session, router, now)
-        self._client: httpx.AsyncClient | None = None
+        self._transport: httpx.AsyncHTTPTransport | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._inherited: list[Any] = []  # objects from a parent process, or from an event loop that has ended
@@ -114,11 +114,14 @@ class Engine:
             return done.value
 
     async def _post(self, call: HttpCall) -> tuple[int, bytes]:
-        client = self._client
-        if client is None:
-            client = self._client = httpx.AsyncClient(**self._target.settings())
-        answer = await client.post(call.url, content=call.body, headers=call.headers, timeout=call.timeout)
-        return answer.status_code, answer.content
+        transport = self._transport
+        if transport is None:
+            transport = self._transport = httpx.AsyncHTTPTransport(**self._target.settings())
+        answer = await transport.handle_async_request(call.request())
+        try:
+            return answer.status_code, await answer.aread()
+        finally:
+            await answer.aclose()
 
     def expire(self, reply: asyncio.Future[Any], waited: float) -> None:
         """Fail a request now: its cancelled caller has waited long enough."""
@@ -134,7 +137,7 @@ class Engine:
         return True
 
     def connections(self) -> list[Any]:
-        pool = getattr(getattr(self._client, "_transport", None), "_pool", None)
+        pool = getattr(self._transport, "_pool", None)
         return [Connection() for _ in range((len(pool.connections) if pool else 0) + len(self._watches.by_key))]
 
     def move_to(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -151,8 +154,8 @@ class Engine:
         self._loop = None
 
     def _begin_anew(self) -> None:
-        self._inherited += [self._client, self._watches, self._tasks]
-        self._client, self._tasks = None, set()
+        self._inherited += [self._transport, self._watches, self._tasks]
+        self._transport, self._tasks = None, set()
         self._session.forget()
         self._members.forget()
         self._watches = Watches(self._members, self._session, self._router, self._now)
@@ -165,5 +168,5 @@ class Engine:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks, timeout=1.0)
-        if self._client is not None:
-            await self._client.aclose()
+        if self._transport is not None:
+            await self._transport.aclose()

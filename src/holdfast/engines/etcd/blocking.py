@@ -1,4 +1,4 @@
-"""The engine for threads: each step runs in the calling thread, over the connection pool of one httpx client."""
+"""The engine for threads: each step runs in the calling thread, over the connection pool of one transport of httpx."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Engine:
         self._session = Session(target.fence_floor, wall_us)
         self._members = Members(target)
         self._watches = WatchThread(self._members, self._session, router, now)
-        self._client: httpx.Client | None = None
+        self._transport: httpx.HTTPTransport | None = None
         self._making = threading.Lock()  # two threads may both be the first to need a client
         self._inherited: list[Any] = []  # from a parent process; if not kept, their sockets would be closed
         self._closed = False
@@ -83,15 +83,18 @@ class Engine:
             return done.value
 
     def _post(self, call: HttpCall) -> tuple[int, bytes]:
-        client = self._client or self._make_client()
-        answer = client.post(call.url, content=call.body, headers=call.headers, timeout=call.timeout)
-        return answer.status_code, answer.content
+        transport = self._transport or self._make_transport()
+        answer = transport.handle_request(call.request())
+        try:
+            return answer.status_code, answer.read()
+        finally:
+            answer.close()
 
-    def _make_client(self) -> httpx.Client:
+    def _make_transport(self) -> httpx.HTTPTransport:
         with self._making:
-            if self._client is None:
-                self._client = httpx.Client(**self._target.settings())
-            return self._client
+            if self._transport is None:
+                self._transport = httpx.HTTPTransport(**self._target.settings())
+            return self._transport
 
     # What a driver needs from its shared connection.
 
@@ -105,7 +108,7 @@ class Engine:
 
     def count_connections(self) -> tuple[int, int]:
         """How many connections are open, and how many of them are idle."""
-        pool = getattr(getattr(self._client, "_transport", None), "_pool", None)
+        pool = getattr(self._transport, "_pool", None)
         open_ones = list(pool.connections) if pool is not None else []
         return len(open_ones) + self._watches.streams(), sum(one.is_idle() for one in open_ones)
 
@@ -115,13 +118,13 @@ class Engine:
     def close(self) -> None:
         self._closed = True
         self._watches.close()
-        if self._client is not None:
-            self._client.close()
+        if self._transport is not None:
+            self._transport.close()
 
     def forget(self) -> None:
         """In a forked child: start again with a new client, and do not touch the parent's sockets."""
-        self._inherited += [self._client, self._watches]
-        self._client, self._making = None, threading.Lock()
+        self._inherited += [self._transport, self._watches]
+        self._transport, self._making = None, threading.Lock()
         self._session.forget()
         self._members.forget()
         self._watches = WatchThread(self._members, self._session, self._router, self._now)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Generator
+from functools import lru_cache
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import httpx
@@ -47,6 +48,14 @@ class HttpCall(NamedTuple):
     def __repr__(self) -> str:
         return f"<call of {self.url}>"  # the rest holds tokens
 
+    def request(self) -> httpx.Request:
+        """For a transport of httpx. Its client would add cookies, redirections and a second look at the URL."""
+        timeouts = dict.fromkeys(("connect", "read", "write", "pool"), self.timeout)
+        url = _parsed(self.url)
+        return httpx.Request("POST", url, headers=self.headers, content=self.body, extensions={"timeout": timeouts})
+
+
+_parsed = lru_cache(maxsize=256)(httpx.URL)
 
 Conversation: TypeAlias = Generator[HttpCall | Watch | Unwatch, Any, Any]
 

@@ -33,12 +33,12 @@ class EtcdTarget(NamedTuple):
         return f"<EtcdTarget {self.address}>"  # tracebacks may show locals
 
     def settings(self) -> dict[str, Any]:
-        """The settings for httpx. Proxies named in the environment are ignored."""
+        """The settings for a transport of httpx. Proxies named in the environment are ignored."""
         import httpx
 
         verify: Any = self._trust() if self.tls else False  # without TLS, do not spend 30 ms on loading certificates
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=64, keepalive_expiry=60.0)
-        return {"verify": verify, "trust_env": False, "limits": limits, "follow_redirects": False}
+        return {"verify": verify, "trust_env": False, "limits": limits}
 
     def _trust(self) -> ssl.SSLContext:
         try:

@@ -117,7 +117,7 @@ class Watches:
     async def _read(self, watch: Watch) -> bool:
         """Whether an event has come; False if the stream was refused, or has ended without one."""
         if self._client is None:
-            self._client = httpx.AsyncClient(**self._members.target.settings())
+            self._client = httpx.AsyncClient(**self._members.target.settings(), follow_redirects=False)
         timeout = httpx.Timeout(5.0, read=None, pool=None)
         url, headers = self._members.url + gateway.WATCH, self._members.headers()
         body = gateway.write_watch(watch)

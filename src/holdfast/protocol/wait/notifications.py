@@ -65,7 +65,7 @@ class NotificationRouter:
 
         A hold that is in the server's queue already keeps its place while the subscriber is away.
         """
-        channel = self.channel if self.armed else self.channel_of(hold)
+        channel = self.channel if self.armed else "" if self.shards is None else self.channel_of(hold)
         if channel:
             hold.wait_at_server()
             self.waiting[hold.token] = hold
