@@ -28,7 +28,7 @@ Scenario = Callable[["Any"], Awaitable[Any]]
 
 
 async def until(api: Any, condition: Callable[[], Any]) -> None:
-    """Wait for that rather than for so long: how long it takes is the machine's business."""
+    """Wait until the condition holds, however long this machine takes."""
     for _ in range(6000):
         if condition():
             return
