@@ -113,6 +113,26 @@ def test_an_attempt_that_was_given_up_leaves_nothing(kind: str, requests: int, a
     assert session.intents == {}
 
 
+@pytest.mark.parametrize("requests", range(5))
+@pytest.mark.parametrize("kind", ["lock", "permit"])
+def test_an_abandon_without_an_answer_can_be_repeated(kind: str, requests: int) -> None:
+    """The first abandon is lost, and the step goes on before the second one: it must not forget what it has created."""
+    etcd, session = Etcd(), Session()
+    step, script = (permit_step("mine"), "pool_abandon") if kind == "permit" else (lock_step("mine"), "abandon")
+    running = Running(etcd, session, step)
+    for _ in range(requests):
+        if not running.is_over:
+            running.send()
+            running.receive()
+    lost = Running(etcd, session, abandon_step("mine", script))
+    while not lost.is_over and type(lost._request) is Unwatch:
+        lost.receive()
+    running.finish()
+    Running(etcd, session, abandon_step("mine", script)).finish()
+    assert left_of(etcd, "mine") == []
+    assert session.intents == {}
+
+
 def test_a_hand_over_is_forgotten_once_its_keys_have_ended() -> None:
     etcd, session = Etcd(), Session()
     for number in range(5):

@@ -72,7 +72,6 @@ class Intent:
     shared = False  # its writer has become a reader
     given_up = False  # its attempt was abandoned, perhaps while a step of it was under way
     unsure = False  # its keys may be another holder's: an adoption or the choice of a slot has no answer yet
-
     granted_us = 0  # as ``created_us``; 0: it was granted when it was created, or not yet
 
     def __init__(self, keys: tuple[str, ...], created_us: int) -> None:
@@ -147,8 +146,8 @@ class Session:
         intent = self.intent(token, keys)
 
         def stopped() -> bool:
-            if intent.given_up:
-                self.intents.pop(token, None)
+            if intent.given_up and self.intents.get(token) is not intent:
+                self.intents.pop(token, None)  # made after the abandon was done; until then the abandon needs the first
             return intent.given_up
 
         return run_until(stopped, program, reply)
