@@ -68,7 +68,15 @@ MAY_IMPORT = {
         *("aio", "blocking", "drivers", "errors", "guard", "holder", "lab", "names", "options", "protocol", "url"),
         "__init__",
     },  # names and protocol for the doctor, which asks the server what no client asks
-    "__init__": {"aio", "blocking", "decorated", "errors", "guard"},  # aio and guard when they are first used
+    "__init__": {
+        "aio",
+        "blocking",
+        "decorated",
+        "errors",
+        "guard",
+        "metrics",
+        "otel",
+    },  # aio and guard when they are first used
 }
 NEVER_IN_PROTOCOL = {"time", "threading", "asyncio", "random", "secrets", "socket", "redis", "os", "signal"}
 ONLY_IN_ENGINES_AND_DRIVERS = {"redis", "hiredis", "httpx", "pymemcache"}

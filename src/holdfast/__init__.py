@@ -66,9 +66,11 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from holdfast import aio as aio
     from holdfast import guard as guard
+    from holdfast import metrics as metrics
+    from holdfast import otel as otel
 else:  # hidden from type checkers, which would believe that every name exists
 
     def __getattr__(name: str) -> object:
-        if name in ("aio", "guard"):
+        if name in ("aio", "guard", "metrics", "otel"):
             return import_module(f"{__name__}.{name}")
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -41,8 +41,14 @@ class Event:
     fence: int | None = None  # of the hold; None before it is granted
 
     def as_dict(self) -> dict[str, Any]:
-        """All fields, and the event's own name as ``event``."""
-        return {"event": type(self).__name__, **{field.name: getattr(self, field.name) for field in fields(self)}}
+        """All fields as JSON has them, and the event's own name as ``event``."""
+        found = {field.name: getattr(self, field.name) for field in fields(self)}
+        for name, value in found.items():
+            if isinstance(value, Holder):
+                found[name] = value.as_json()
+            elif isinstance(value, BaseException):
+                found[name] = str(value) or type(value).__name__
+        return {"event": type(self).__name__, **found}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -38,6 +38,9 @@ class Holder:
         process = self.host if self.pid is None else f"{self.host} (pid {self.pid})"
         return f"{process}, label {self.label!r}" if self.label else process
 
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
 
 @dataclass(frozen=True, slots=True)
 class Waiter:

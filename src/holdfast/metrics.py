@@ -10,9 +10,10 @@ overload a Prometheus server, so ``lock`` is what ``metric_name`` makes of a nam
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, Final
 
-from holdfast.errors import InvalidConfig, Unsupported
+from holdfast.errors import InvalidConfig, Unavailable, Unsupported
 from holdfast.events import (
     Abandoned,
     Acquired,
@@ -31,6 +32,28 @@ __all__ = ["Prometheus", "text_before_colon"]
 SECONDS: Final = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
 LAG: Final = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
+# Each name begins with "holdfast_", and that of a counter ends with "_total".
+_HISTOGRAMS: Final = {
+    "wait_seconds": ("Time from the call of acquire until the lock is held", SECONDS),
+    "hold_seconds": ("Time for which a lock was held", SECONDS),
+    "renewal_lag_seconds": ("How late a lease was renewed: after a third of its ttl", LAG),
+}
+_GAUGES: Final = {
+    "waiters": "Callers of this process that wait for a lock",
+    "held": "Locks that this process holds",
+}
+_COUNTERS: Final = {
+    "grants": "Locks acquired",
+    "local_passes": "Locks passed on within this process",
+    "losses": "Leases lost by their holder",
+    "timeouts": "Waits that ended because another holder had the lock",
+    "acquire_failures": "Acquires that ended because the server could not be used",
+    "cancelled": "Acquires that were cancelled or interrupted, or refused as a deadlock",
+    "renewals": "Renewals answered by the server",
+    "failed_renewals": "Renewals not answered, or answered with an error",
+    "broken": "Holds of other holders that this process broke",
+}
+
 
 def text_before_colon(name: str) -> str:
     """``order`` for ``order:42``."""
@@ -48,58 +71,61 @@ class Prometheus:
         if not callable(metric_name):
             raise InvalidConfig(f"metric_name={metric_name!r:.60}", "give a function of a lock's name")
         self._metric_name = metric_name
-        registry = prometheus.REGISTRY if registry is None else registry
-        use: dict[str, Any] = {"registry": registry, "labelnames": ("lock", "kind")}
-
-        def counter(name: str, text: str) -> Any:
-            return prometheus.Counter(f"holdfast_{name}", text, **use)
-
-        self._waits = prometheus.Histogram(
-            "holdfast_wait_seconds", "Time from the call of acquire until the lock is held", buckets=SECONDS, **use
-        )
-        self._holds = prometheus.Histogram(
-            "holdfast_hold_seconds", "Time for which a lock was held", buckets=SECONDS, **use
-        )
-        self._lag = prometheus.Histogram(
-            "holdfast_renewal_lag_seconds", "How late a lease was renewed: after a third of its ttl", buckets=LAG, **use
-        )
-        self._waiting = prometheus.Gauge("holdfast_waiters", "Callers of this process that wait for a lock", **use)
-        self._held = prometheus.Gauge("holdfast_held", "Locks that this process holds", **use)
-        self._grants = counter("grants", "Locks acquired")
-        self._passes = counter("local_passes", "Locks passed on within this process")
-        self._losses = counter("losses", "Leases lost by their holder")
-        self._timeouts = counter("timeouts", "Waits that ended because another holder had the lock")
-        self._failures = counter("acquire_failures", "Acquires that ended because the server could not be used")
-        self._renewals = counter("renewals", "Renewals answered by the server")
-        self._failed_renewals = counter("failed_renewals", "Renewals not answered, or answered with an error")
-        self._broken = counter("broken", "Holds of other holders that this process broke")
+        self._series: dict[tuple[str, str], Any] = {}  # by labels: an object with a time series for each metric
+        use: dict[str, Any] = {
+            "registry": prometheus.REGISTRY if registry is None else registry,
+            "labelnames": ("lock", "kind"),
+        }
+        try:
+            self._metrics = {
+                **{
+                    name: prometheus.Histogram(f"holdfast_{name}", text, buckets=buckets, **use)
+                    for name, (text, buckets) in _HISTOGRAMS.items()
+                },
+                **{name: prometheus.Gauge(f"holdfast_{name}", text, **use) for name, text in _GAUGES.items()},
+                **{name: prometheus.Counter(f"holdfast_{name}", text, **use) for name, text in _COUNTERS.items()},
+            }
+        except ValueError:
+            problem = "it has these metrics already. Make one Prometheus(), and give it to all clients"
+            raise InvalidConfig(f"registry={registry!r:.60}", problem) from None
 
     def __call__(self, event: Event) -> None:
         labels = self._metric_name(event.name), event.kind
+        series = self._series.get(labels)
+        if series is None:
+            # All of them, with the value 0: the rate of a counter that appears with the value 1 is 0, so an alert would
+            # miss the first loss.
+            made = {name: metric.labels(*labels) for name, metric in self._metrics.items()}
+            series = self._series[labels] = SimpleNamespace(**made)
         if isinstance(event, Waiting):
             if not event.waited:
-                self._waiting.labels(*labels).inc()
+                series.waiters.inc()
         elif isinstance(event, Acquired):
-            self._waits.labels(*labels).observe(event.waited)
-            self._grants.labels(*labels).inc()
-            self._held.labels(*labels).inc()
+            series.wait_seconds.observe(event.waited)
+            series.grants.inc()
+            series.held.inc()
             if event.queued:
-                self._waiting.labels(*labels).dec()
+                series.waiters.dec()
         elif isinstance(event, Released | PassedOn | Lost):
-            self._holds.labels(*labels).observe(event.held)
-            self._held.labels(*labels).dec()
+            series.hold_seconds.observe(event.held)
+            series.held.dec()
             if isinstance(event, PassedOn):
-                self._passes.labels(*labels).inc()
+                series.local_passes.inc()
             elif isinstance(event, Lost):
-                self._losses.labels(*labels).inc()
+                series.losses.inc()
         elif isinstance(event, Abandoned):
-            (self._timeouts if event.error is None else self._failures).labels(*labels).inc()
             if event.queued:
-                self._waiting.labels(*labels).dec()
+                series.waiters.dec()
+            if event.error is None:
+                series.timeouts.inc()
+            elif isinstance(event.error, Unavailable):
+                series.acquire_failures.inc()
+            else:
+                series.cancelled.inc()
         elif isinstance(event, Renewed):
-            self._renewals.labels(*labels).inc()
-            self._lag.labels(*labels).observe(event.late)
+            series.renewals.inc()
+            series.renewal_lag_seconds.observe(event.late)
         elif isinstance(event, RenewalFailed):
-            self._failed_renewals.labels(*labels).inc()
+            series.failed_renewals.inc()
         elif isinstance(event, Broken):
-            self._broken.labels(*labels).inc()
+            series.broken.inc()

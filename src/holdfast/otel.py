@@ -3,8 +3,8 @@
     client = holdfast.connect(url, on_event=holdfast.otel.Spans())
 
 There is a span ``holdfast wait`` for each wait, and a span ``holdfast hold`` for each hold. Both are made when they are
-over, with the times at which they began and ended, as children of the span that is current then: a hook runs in the
-thread or task of the caller. The span of a hold that was lost has no parent, because the keeper finds the loss.
+over, with the times at which they began and ended, as children of the span in which the lock was acquired. That context
+is noted at the acquire, because another thread may release the lock, and the keeper finds a loss.
 """
 
 from __future__ import annotations
@@ -27,12 +27,15 @@ class Spans:
 
     def __init__(self, tracer_provider: Any = None) -> None:
         try:
+            from opentelemetry.context import get_current
             from opentelemetry.trace import SpanKind, Status, StatusCode, get_tracer
         except ImportError:
             raise Unsupported("holdfast.otel", "install it with: pip install 'holdfast[otel]'") from None
         self._tracer = get_tracer("holdfast", tracer_provider=tracer_provider)
         self._client, self._internal = SpanKind.CLIENT, SpanKind.INTERNAL
         self._failed: Callable[[str], Any] = partial(Status, StatusCode.ERROR)
+        self._context: Callable[[], Any] = get_current
+        self._contexts: dict[tuple[object, ...], Any] = {}  # by hold: where it was acquired
 
     def __call__(self, event: Event) -> None:
         if not isinstance(event, _WORTH_A_SPAN):
@@ -40,8 +43,14 @@ class Spans:
         waits = isinstance(event, Acquired | Abandoned)
         lasted = event.waited if isinstance(event, Acquired | Abandoned) else event.held
         now = time.time_ns()
+        context, hold = self._context(), (event.name, event.kind, event.mode, event.fence)
+        if isinstance(event, Acquired):
+            self._contexts[hold] = context
+        elif not waits:
+            context = self._contexts.pop(hold, context)
         span = self._tracer.start_span(
             "holdfast wait" if waits else "holdfast hold",
+            context,
             kind=self._client if waits else self._internal,
             start_time=now - round(lasted * 1e9),
             attributes=_attributes(event),

@@ -252,6 +252,24 @@ def test_one_step_takes_out_a_bounded_number_of_ended_holders() -> None:
     assert left == 1
 
 
+@pytest.mark.parametrize("mode", ["semaphore", "write", "read"])
+def test_stale_waiters_keep_no_newcomer_out_of_a_free_pool(mode: str) -> None:
+    """However many a killed process has left behind: it does not wait until all of them are removed."""
+    play = Crowded()
+    play.forge(3 * SEARCHED, play.entry(ago=10, fences="n1" if mode == "semaphore" else "all"))
+    play.call("ZADD", QUEUE, "-inf", "")
+    play.call("HSET", WAITERS, "kind", "semaphore" if mode == "semaphore" else "rwlock")
+    client = play.waiter
+    lock = client.semaphore("a", permits=1, ttl=TTL) if mode == "semaphore" else getattr(client.rwlock("a"), mode)
+    attempt = play.start(client, lock.acquire(blocking=False))
+    play.run(0.01)
+    assert attempt.outcome() is not None
+    assert play.call("ZCARD", QUEUE) > SEARCHED, "the work of one step stays bounded"
+    again = play.start(play.holder, play.holder.rwlock("a").write.acquire(blocking=False)) if mode == "read" else None
+    play.run(0.01)
+    assert again is None or again.outcome() is None, "what is held is held"
+
+
 def test_entries_of_the_hash_alone_and_of_the_queue_alone_are_harmless() -> None:
     play = Crowded()
     for each in range(100):

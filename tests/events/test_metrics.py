@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 from pathlib import Path
@@ -61,6 +62,35 @@ def test_metric_name_decides_what_a_lock_is_called(url: str, registry: Collector
     with holdfast.connect(url, on_event=hook) as client, client.semaphore("jobs", permits=2):
         pass
     assert value(registry, "holdfast_grants_total", "all", "semaphore") == 1
+
+
+def test_all_series_of_a_lock_exist_from_its_first_event_on(url: str, registry: CollectorRegistry) -> None:
+    """Prometheus computes no increase for a counter that appears with the value 1, and nothing from a series that is
+    missing, so each alert needs its series before anything goes wrong."""
+    with holdfast.connect(url, on_event=Prometheus(registry)) as client, client.lock("order:42"):
+        with holdfast.connect(url, on_event=Prometheus(other := CollectorRegistry())) as waiter:
+            assert waiter.lock("order:42", wait=0.05).acquire() is None
+        for scraped in (registry, other):
+            asked = _words((ROOT / "docs/alerts.yml").read_text()) & {
+                sample.name for metric in scraped.collect() for sample in metric.samples
+            }
+            assert {"holdfast_losses_total", "holdfast_grants_total", "holdfast_wait_seconds_count"} <= asked
+            assert {f"holdfast_{name}_total" for name in ("timeouts", "broken", "acquire_failures")} <= asked
+    assert value(registry, "holdfast_losses_total") == value(other, "holdfast_grants_total") == 0
+
+
+def test_a_cancelled_wait_does_not_count_as_a_server_that_cannot_be_used(registry: CollectorRegistry) -> None:
+    hook = Prometheus(registry)
+    for error in (asyncio.CancelledError(), KeyboardInterrupt(), holdfast.WouldDeadlock("order:42")):
+        hook(Abandoned(**COMMON, waited=1.0, tries=1, error=error))
+    assert value(registry, "holdfast_cancelled_total") == 3
+    assert value(registry, "holdfast_acquire_failures_total") == 0
+
+
+def test_a_second_hook_on_one_registry_is_refused_with_advice(registry: CollectorRegistry) -> None:
+    Prometheus(registry)
+    with pytest.raises(holdfast.InvalidConfig, match="give it to all clients"):
+        Prometheus(registry)
 
 
 def test_what_goes_wrong_is_counted(registry: CollectorRegistry) -> None:

@@ -103,6 +103,38 @@ def test_a_loss_is_an_error_of_the_hold(
     assert hold.status.description == "its key expired or was deleted"
 
 
+def test_a_hold_belongs_to_the_span_in_which_it_was_acquired(
+    url: str, provider: TracerProvider, exporter: InMemorySpanExporter, admin: redis.Redis
+) -> None:
+    """Also if it is lost, which the keeper finds: its task began in the span of the first request."""
+    tracer = provider.get_tracer("app")
+
+    async def main() -> tuple[int, int]:
+        async with holdfast.aio.connect(url, on_event=Spans(provider)) as client:
+            with tracer.start_as_current_span("first"):
+                async with client.lock("a"):
+                    pass
+            with tracer.start_as_current_span("second") as second:
+                lost = await client.lock("lost", ttl=2, on_lost="ignore").acquire()
+            with tracer.start_as_current_span("third") as third:
+                kept = await client.lock("kept").acquire()
+            with tracer.start_as_current_span("fourth"):
+                await kept.release()
+            while not client.statistics().renewals:
+                await asyncio.sleep(0.01)
+            admin.delete("lost")
+            assert await lost.lost.wait(10)
+            return second.get_span_context().span_id, third.get_span_context().span_id
+
+    second, third = asyncio.run(main())
+    parents = {
+        span.attributes["holdfast.lock.name"]: span.parent and span.parent.span_id
+        for span in spans(exporter, "holdfast hold")
+        if span.attributes is not None
+    }
+    assert (parents["lost"], parents["kept"]) == (second, third)
+
+
 def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.trace", None)
     with pytest.raises(holdfast.Unsupported, match=r"pip install 'holdfast\[otel\]'"):

@@ -194,14 +194,16 @@ def test_several_hooks_are_called_and_an_error_of_one_goes_no_further(
     assert "on_event failed for Acquired of lock 'x'" in caplog.text
 
 
-def test_events_have_no_token_and_their_plain_fields_are_json(face: Any, told: Told) -> None:
+def test_events_have_no_token_and_are_json(face: Any, told: Told) -> None:
     with face.lock("x") as lease:
         token = lease.token
-    for event in told:
+        assert face.lock("x", wait=0.05).acquire() is None  # Waiting and Abandoned, with the holder
+    errors = [Abandoned(name="x", kind="lock", waited=1.0, tries=1, error=KeyboardInterrupt())]
+    for event in [*told, *errors]:
         assert token.rpartition(".")[2] not in repr(event)
         assert json.loads(json.dumps(event.as_dict()))["event"] == type(event).__name__
         with pytest.raises(dataclasses.FrozenInstanceError):
-            event.name = "y"  # type: ignore[misc]
+            event.name = "y"
 
 
 async def _coroutine(event: Event) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import random
 from collections import Counter
 from itertools import pairwise
@@ -109,7 +111,99 @@ def test_waiters_behind_a_holder_of_their_own_client_are_reported_by_its_keeper(
     assert all(event.waited >= 10.0 and event.local and event.holder.host == "one" for event in later)
 
 
-def test_of_many_waiters_of_a_client_one_a_second_reports_a_long_wait() -> None:
+@pytest.mark.parametrize("options", [{"ttl": 300.0}, {"ttl": 30.0}, {"ttl": 60.0, "renew": False}])
+def test_callers_of_one_client_that_wait_for_each_other_are_reported_in_time(options: dict[str, Any]) -> None:
+    """However seldom their leases are renewed: the first time after 10 s, with the holder and the cycle."""
+    play = Play()
+    client, events = observed(play, "one")
+
+    async def nested(*names: str) -> None:
+        async with client.lock(names[0], **options):
+            await play.sleep(client, 1.0)
+            async with client.lock(names[1], wait=50.0):
+                pass
+
+    for names in ("ab", "bc", "ca"):
+        play.start(client, nested(*names))
+    play.run(45.0)
+    long = [event for event in of(events, Waiting) if event.waited]
+    waits = {name: [round(event.waited) for event in long if event.name == name] for name in "abc"}
+    assert waits == {name: [10, 20, 40] for name in "abc"}
+    said = {event.name: event.deadlock for event in long}
+    assert said["b"] == (
+        "Possibly a deadlock: that thread or task waits for 'c', whose holder waits for 'a', which this caller holds"
+    )
+    assert all(event.local and event.holder.fence and event.holder.since for event in long)
+    assert all(event.fence is None for event in long)
+
+
+def test_a_caller_that_waits_for_itself_is_told() -> None:
+    play = Play()
+    client, events = observed(play, "one")
+
+    async def nested() -> None:
+        async with client.lock("a"), client.lock("a", wait=15.0):
+            pass
+
+    play.start(client, nested())
+    play.run(12.0)
+    [long] = [event for event in of(events, Waiting) if event.waited]
+    assert long.deadlock == "This thread or task holds it itself, and would wait forever"
+
+
+def test_a_local_wait_behind_a_holder_that_waits_for_nothing_is_no_deadlock() -> None:
+    play = Play()
+    client, events = observed(play, "one")
+
+    async def nested() -> None:
+        async with client.lock("b"), client.lock("a", wait=30.0):
+            pass
+
+    play.start(client, play.cycle(client, hold=60.0))
+    play.run(1.0)
+    play.start(client, nested())
+    play.run(15.0)
+    [long] = [event for event in of(events, Waiting) if event.waited]
+    assert (long.name, long.deadlock) == ("a", "")
+
+
+def test_a_lease_that_is_dropped_is_reported_as_lost_once() -> None:
+    play = Play()
+    client, events = observed(play, "one")
+
+    async def drop() -> None:
+        await client.lock("a", ttl=4.0).acquire()
+
+    with pytest.warns(ResourceWarning, match="dropped without release"):
+        play.start(client, drop())
+        play.run(20.0)
+        gc.collect()
+        play.run(20.0)
+    assert [type(event) for event in events] == [Acquired, Lost]
+    assert "dropped without release()" in of(events, Lost)[0].reason
+
+
+def test_the_life_of_a_cache_claim_is_reported_whole() -> None:
+    play = Play()
+    client, events = observed(play, "one")
+
+    def compute(fail: bool) -> Any:
+        if fail:
+            raise ValueError
+        return 1
+
+    async def get(name: str, *, fail: bool = False) -> None:
+        with contextlib.suppress(ValueError):
+            await client.get_or_compute(name, lambda: compute(fail), ttl=60)
+
+    play.start(client, get("a"))
+    play.start(client, get("b", fail=True))
+    play.run(5.0)
+    assert Counter(type(event) for event in events) == {Acquired: 2, Released: 2}
+    assert {event.kind for event in events} == {"cache"}
+
+
+def test_each_of_many_waiters_reports_a_long_wait_and_one_a_second_asks_why() -> None:
     play = Play()
     one, two = play.client("one"), play.client("two")
 
@@ -124,8 +218,11 @@ def test_of_many_waiters_of_a_client_one_a_second_reports_a_long_wait() -> None:
         play.start(two, have(two, f"x{number}"))
     play.run(150.0)
     events: list[Event] = two._driver.events  # type: ignore[attr-defined]
-    reported = len(of(events, Waiting))
-    assert 1 <= reported < 50 * 3, "each of fifty would have reported after 10, 20, 40, 80 s"
+    reported = [event for event in of(events, Waiting) if event.waited]
+    assert {event.name for event in reported} == {f"x{number}" for number in range(50)}
+    assert all(event.holder for event in reported), "the last refusal has named it"
+    explained = [event for event in reported if event.holder.since is not None]
+    assert 1 <= len(explained) < len(reported), "since when it holds is on the server, and one a second asks"
 
 
 def test_a_late_renewal_is_reported_as_slow() -> None:

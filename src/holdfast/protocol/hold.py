@@ -18,7 +18,7 @@ suspended knows that its lease is over as soon as it runs again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.errors import LeaseLost, NotHeld, rounded
@@ -75,7 +75,6 @@ class Hold:
     retry_at = 0.0
     fence_kept_at = 0.0  # when the record of its fence was last prolonged; 0: not yet
     failed_renewals = 0  # in a row
-    waited_for_since = 0.0  # when the keeper first saw that holds of this client wait for it
     passed = False  # another hold of this client has passed it on to this one
     budget = PassBudget()
     successor: Hold | None = None  # to which it was passed
@@ -133,9 +132,10 @@ class Hold:
 
     # Waiting.
 
-    def wait_locally(self, wakeup: Wakeup) -> Waiter:
+    def wait_locally(self, wakeup: Wakeup, now: float) -> Waiter:
         """It waits in the local queue from now on."""
         waiter = self.waiter = Waiter(wakeup, {})
+        waiter.since = now
         return waiter
 
     def wait_at_server(self) -> Waiter:
@@ -151,10 +151,12 @@ class Hold:
         else:
             self.waiter = NOT_WAITING
 
+    def local_queue(self) -> Collection[Hold]:
+        """The holds of this client that wait behind it in the local queue."""
+        return self.object_slot.cohorts.local_queues.get(self.local_key) or ()
+
     def local_waiters(self) -> int:
-        """How many holds of this client wait behind it in the local queue."""
-        queue = self.object_slot.cohorts.local_queues.get(self.local_key)
-        return len(queue) if queue else 0
+        return len(self.local_queue())
 
     def refuse(self, refused: Refused, now: float, *, queued: bool, foreign: bool) -> None:
         """The server refused it, on a request sent at that time. ``foreign``: a client of another library has it."""
@@ -298,7 +300,12 @@ class Hold:
         """Its lease was dropped without release: end it here, and let its key expire. False if it was over."""
         if self.phase is ENDED or not self.mine or not registry.leave(self):
             return False
+        was_held = self.phase is HELD  # else its loss was reported
         self.end()
+        if was_held and not registry.closed:  # close() releases it
+            self.reason = "its lease was dropped without release(), so it is not renewed any more"
+            registry.dropped.append(self)
+            registry.wake_the_keeper()
         if not registry.keys_expire:
             registry.defer_cleanup(self, self.deadline)
         self.object_slot.leave(self)

@@ -29,7 +29,7 @@ from weakref import ref
 
 from holdfast.options import drift
 from holdfast.protocol import mutex
-from holdfast.protocol.effects import Effects, Step, StepFailed, Wakeup, call_each, clock, report_loss, wait
+from holdfast.protocol.effects import Effects, Step, StepFailed, Wakeup, call_each, clock, report, report_loss, wait
 from holdfast.protocol.hold import HELD, Hold
 from holdfast.protocol.kinds.membership import (
     MembershipCheck,
@@ -40,13 +40,7 @@ from holdfast.protocol.kinds.membership import (
     plan_checks,
 )
 from holdfast.protocol.replies import DONE, GONE
-from holdfast.protocol.reporting import (
-    is_slow,
-    is_waited_for_long,
-    report_failed_renewal,
-    report_local_wait,
-    report_renewal,
-)
+from holdfast.protocol.reporting import is_slow, lost_event, report_failed_renewal, report_local_waits, report_renewal
 from holdfast.protocol.retry import SHORTEST_CALL
 from holdfast.protocol.wait.presence import Crowd, show_presence
 
@@ -91,14 +85,16 @@ class LeaseRegistry:
         self.wanted_at = 0.0
         self.closed = False
         self.keys_expire = True  # if False, the key of a hold that is over must be deleted
-        self._wait_reported_at = 0.0
+        self.dropped: deque[Hold] = deque()  # holds whose leases were dropped without release, to be reported
+        self.local_waits_at = 0.0  # when to look next for long waits in local queues
+        self._explained_at = 0.0
         self.observed: Callable[[], bool] = _not_observed  # whether events of normal operation are wanted
 
-    def may_report_wait(self, now: float) -> bool:
-        """Whether to report a long wait now: one a second for each client, however many waiters it has."""
-        if now < self._wait_reported_at + 1.0:
+    def may_explain_wait(self, now: float) -> bool:
+        """Whether to send requests to explain a long wait: once a second for each client, however many wait."""
+        if now < self._explained_at + 1.0:
             return False
-        self._wait_reported_at = now
+        self._explained_at = now
         return True
 
     def wake_the_keeper(self) -> None:
@@ -253,6 +249,10 @@ def keep(registry: LeaseRegistry) -> Effects[None]:
         todo = plan(list(registry.holds.values()), now)
         for hold in todo.over:
             yield from _lose(registry, hold, hold.why_over(), now)
+        while registry.dropped:
+            yield from report(lost_event(registry.dropped.popleft(), now))
+        if registry.holds and now >= registry.local_waits_at:
+            yield from report_local_waits(registry, now)
         if not closing and todo.due:
             yield from _renew(registry, todo, now)
         candidates = list(registry.holds.values()) if registry.monitors.in_use else []
@@ -272,6 +272,8 @@ def keep(registry: LeaseRegistry) -> Effects[None]:
             busy = busy or crowd.is_due(now)
         if not todo.due and not looks and not busy:
             wakes_at = min(todo.wakes_at, check_at, crowd.due_at)
+            if registry.holds:
+                wakes_at = min(wakes_at, registry.local_waits_at)
             if registry.cleanups:
                 wakes_at = min(wakes_at, max(now + CLEANUP_PAUSE, registry.cleanups_from))
             registry.wakes_at = min(wakes_at, registry.wanted_at) if registry.wanted_at > now else wakes_at
@@ -319,10 +321,8 @@ def _renew(registry: LeaseRegistry, todo: Round, now: float) -> Effects[None]:
                 registry.renewals += 1
                 left = hold.remaining(now)
                 hold.prolong(ttl, asked_at)
-                if registry.observed() or is_slow(hold, left):
+                if hold.options.renew and (registry.observed() or is_slow(hold, left)):
                     yield from report_renewal(hold, left)
-                if hold.local_waiters() and is_waited_for_long(hold, now) and registry.may_report_wait(now):
-                    yield from report_local_wait(hold, now)
             else:
                 lost.append((hold, reply))
         yield from _tell(registry, lost, now)

@@ -83,7 +83,10 @@ def timeout_error(driver: Driver, hold: Hold, waited: float, why: str, now: floa
     """The error of a caller whose wait is over, and why the lock was refused."""
     refused = refusal_of(driver, hold)
     name = hold.name_of(refused.key) if refused is not None and refused.key else ""
-    return AcquireTimeout(hold.name, waited, why, holder_seen(driver, hold, now), name)
+    holder = holder_seen(driver, hold, now)
+    if hold.mode and holder is not None:
+        why = f"{why}. One holder is {holder}"  # a permit pool may have many
+    return AcquireTimeout(hold.name, waited, why, holder, name)
 
 
 def held_by(me: Hashable, holder: Hashable, refused: str = "") -> str:

@@ -10,18 +10,20 @@ Lost of the same hold; except in a process that ends or forks.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from holdfast.errors import HoldfastError, LeaseLost, NotHeld
 from holdfast.events import Abandoned, Acquired, Event, Lost, PassedOn, Released, RenewalFailed, Renewed, Waiting
 from holdfast.holder import Holder, holder_of
-from holdfast.protocol.effects import STOPPED, Effects, clock, report
+from holdfast.protocol.effects import STOPPED, Effects, clock, report, wall_clock
 from holdfast.protocol.hold import HELD, LOST, Hold
 from holdfast.protocol.refusals import TimedOut, holder_named, holder_seen
 from holdfast.protocol.replies import Refused
 
 if TYPE_CHECKING:
     from holdfast.lease import BaseLease
+    from holdfast.protocol.keepalive import LeaseRegistry
     from holdfast.protocol.lock import BaseLock
 
 SLOW: Final = 0.5  # a renewal is slow if less than this part of the validity was left
@@ -56,19 +58,41 @@ def report_long_wait(hold: Hold, waited: float, holder: Holder | None, deadlock:
     yield from report(Waiting(**described(hold), waited=waited, holder=holder, deadlock=deadlock))
 
 
-def is_waited_for_long(hold: Hold, now: float) -> bool:
-    """Whether holds of this client have waited for this one for long. Waiters in a local queue have no timers, so the
-    keeper looks when it renews the holder."""
-    if not hold.waited_for_since:
-        hold.waited_for_since = now
-    return now >= hold.waited_for_since + LONG_WAIT
+def report_local_waits(registry: LeaseRegistry, now: float) -> Effects[None]:
+    """Report the long waits in local queues. Waiters there have no timers, so the keeper looks for them."""
+    registry.local_waits_at = now + LONG_WAIT
+    holders = {waiting: hold for hold in list(registry.holds) for waiting in list(hold.local_queue())}
+    for waiting, hold in holders.items():
+        waiter = waiting.waiter
+        if now >= (waiter.report_at or waiter.since + LONG_WAIT):
+            waiter.report_at = now + (now - waiter.since)
+            since = (yield from wall_clock()) - (now - hold.since)
+            holder = replace(holder_of(hold.token.encode(), hold.remaining(now)), fence=hold.public_fence, since=since)
+            deadlock = _local_deadlock(waiting, holders)
+            waited = now - waiter.since
+            yield from report(
+                Waiting(**described(waiting), waited=waited, holder=holder, local=True, deadlock=deadlock)
+            )
+        registry.local_waits_at = min(registry.local_waits_at, waiter.report_at or waiter.since + LONG_WAIT)
 
 
-def report_local_wait(hold: Hold, now: float) -> Effects[None]:
-    """Holds of this client have waited for this one, which has the lock, for long."""
-    holder = holder_of(hold.token.encode(), hold.remaining(now))
-    fields = {**described(hold), "fence": None}
-    yield from report(Waiting(**fields, waited=now - hold.waited_for_since, holder=holder, local=True))
+def _local_deadlock(waiting: Hold, holders: dict[Hold, Hold]) -> str:
+    """A sentence if callers of this client wait for each other. ``holders``: for what each one waits.
+
+    It is possible, not certain: another thread may release what a caller holds.
+    """
+    waits = {one.caller: one for one in holders}
+    chain, at = [], holders[waiting].caller
+    while at != waiting.caller:
+        blocked = waits.pop(at, None)
+        if blocked is None:
+            return ""
+        chain.append(blocked.name)
+        at = holders[blocked].caller
+    if not chain:
+        return "This thread or task holds it itself, and would wait forever"
+    what = ", whose holder waits for ".join(map(repr, chain))
+    return f"Possibly a deadlock: that thread or task waits for {what}, which this caller holds"
 
 
 def refuser(hold: Hold) -> Holder | None:
@@ -166,7 +190,10 @@ def observe_release(release: Effects[T], hold: Hold) -> Effects[T]:
 def _end_event(hold: Hold, now: float, failed: HoldfastError | None) -> Event:
     if isinstance(failed, LeaseLost):
         return lost_event(hold, now)
-    held = max(0.0, now - hold.since)
     if hold.successor is not None:
-        return PassedOn(**described(hold), held=held)
-    return Released(**described(hold), held=held, error=failed)
+        return PassedOn(**described(hold), held=max(0.0, now - hold.since))
+    return released_event(hold, now, failed)
+
+
+def released_event(hold: Hold, now: float, failed: HoldfastError | None = None) -> Released:
+    return Released(**described(hold), held=max(0.0, now - hold.since), error=failed)

@@ -43,7 +43,7 @@ end
 -- If the owner is a client of another library, remember that, and end the window that it used. Our tokens end in '.' and
 -- at least 22 hex digits.
 local function note_foreign(owner)
-  if owner and #(string.match(owner, '%.(%x+)$') or '') < 22 then
+  if owner and #(string.match(string.sub(owner, -40), '%.(%x+)$') or '') < 22 then
     local _, _, _, opened = read_yield()
     write_yield(now, 0, now, opened)
     redis.call('PEXPIRE', KEYS[4], POLLING_REMEMBERED_US / 1000)

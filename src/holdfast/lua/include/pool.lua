@@ -240,9 +240,11 @@ end
 -- Admit waiters in order while they fit. If a waiter does not fit, all waiters behind it wait too. If a waiter has a
 -- subscriber, it is granted a permit with its full ttl and a fence, and is notified. If it has none, it is passed over.
 -- If its subscription is unknown, it gets a short reservation. ``me`` is the token that asks. Returns whether it is at
--- its turn and fits, and whether no waiter is before it.
+-- its turn and fits, and whether no waiter is before it. If none of MAX_SEARCHED waiters can be admitted, as after the
+-- death of a process with very many, ``me`` is at its turn: it does not wait until all of them are removed.
 local function admit_waiters(me, mode)
   local kept = 0 -- waiters that are passed over and stay in the queue
+  local admitted = false
   while searched < MAX_SEARCHED do
     local tokens = redis.call('ZRANGE', KEYS[3], kept, kept + CHUNK - 1)
     searched = searched + #tokens
@@ -260,6 +262,7 @@ local function admit_waiters(me, mode)
         if state ~= ABSENT and not fits(their_mode) then
           return false, false
         elseif state == SUBSCRIBED then
+          admitted = true
           local refused
           if not last then
             last, refused = last_fence()
@@ -272,6 +275,7 @@ local function admit_waiters(me, mode)
           remove_waiter(token)
           notify_grant(channel, token, fence, client_slot(admit(token, their_mode, tonumber(ttl_ms), fence)))
         elseif state == UNKNOWN then
+          admitted = true
           remove_waiter(token)
           admit(token, their_mode, reservation_ms(ttl_ms))
           notify_ask(channel, token, 0)
@@ -284,7 +288,8 @@ local function admit_waiters(me, mode)
       return me and fits(mode), true
     end
   end
-  return false, false -- the next step continues
+  local turn = not admitted -- else the next step continues
+  return turn and me and fits(mode), turn
 end
 
 -- If there is neither holder nor waiter, free the name for any kind of lock.

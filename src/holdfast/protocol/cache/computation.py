@@ -13,8 +13,9 @@ from typing import Any, Final, NamedTuple, cast
 from holdfast.protocol import mutex
 from holdfast.protocol.cache.entry import ComputeFailure, Entry, Policy, compute_failure_of, pack
 from holdfast.protocol.cache.singleflight import CompleteOnLoss, Group, Participant
-from holdfast.protocol.effects import STOPPED, Effects, Step, StepFailed, clock, defer_cleanup, warn
-from holdfast.protocol.hold import ENDED, Hold
+from holdfast.protocol.effects import STOPPED, Effects, Step, StepFailed, clock, defer_cleanup, report, warn
+from holdfast.protocol.hold import ENDED, HELD, Hold
+from holdfast.protocol.reporting import released_event
 from holdfast.protocol.retry import until_answered
 
 TOLD_FOR_MS: Final = 2000  # how long a failure stays on the server for its waiters
@@ -109,7 +110,7 @@ class Computation:
         """Store the outcome, give up the claim and answer waiters. The keeper cleans up if the server is silent."""
         hold, driver, participant = self.hold, self._group.driver, self._participant
         assert hold is not None
-        served, told = 0, None
+        served, told, was_held = 0, None, hold.phase is HELD
         try:
             if not hold.mine or hold.phase is ENDED:  # in a forked child: the claim is the parent's
                 return
@@ -133,6 +134,8 @@ class Computation:
                 if not participant.shared_call.completed:
                     self._group.complete(participant.shared_call, told, served if told is not None else 0)
                 self._group.leave(participant)
+            if was_held and driver.registry.observed():
+                yield from report(released_event(hold, (yield from clock())))
 
     def _send(self, step: Step) -> Effects[int | None]:
         """Whether the value was stored; None if that is not known."""
@@ -146,9 +149,8 @@ class Computation:
         # Dropped between the claim and the computation, by Ctrl-C or a closed loop: it will not be computed.
         try:
             hold, participant = self.hold, self._participant
-            if hold is not None and hold.phase is not ENDED:
-                hold.end()
-                self._group.driver.registry.leave(hold)
+            if hold is not None:
+                hold.drop(self._group.driver.registry)
             if participant is not None:
                 self._group.leave(participant)
         except (AttributeError, TypeError):

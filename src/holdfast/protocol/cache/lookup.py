@@ -51,10 +51,12 @@ from holdfast.protocol.effects import (
     clock,
     defer_cleanup,
     new_token,
+    report,
     wait,
 )
 from holdfast.protocol.hold import Hold
 from holdfast.protocol.replies import Abandoned, Claimed, Computing, Failed, Found
+from holdfast.protocol.reporting import acquired_event
 from holdfast.protocol.retry import Tries, outage, until_answered
 from holdfast.protocol.wait.cohort import ObjectSlot
 from holdfast.protocol.wait.waiting import REFRESH, Pause, WaitLoop, pause_for
@@ -216,6 +218,8 @@ def _look(group: Group, entry: Entry, policy: Policy, leader: Participant, patie
         computation: Computation | None = yield from waiter.run(search.look)
         if computation is None:
             raise ComputeTimeout(entry.name, (yield from clock()) - patience.started)
+        if computation.hold is not None and driver.registry.observed():
+            yield from report(acquired_event(computation.hold, (yield from clock()) - patience.started))
         return computation
     except StepFailed as failed:
         waiter.hold.server_silent = failed.silent

@@ -102,11 +102,11 @@ class Cohorts:
         hold.local_key = local_key
         return False
 
-    def wait_in_local_queue(self, hold: Hold, until: float) -> Effects[float | None]:
+    def wait_in_local_queue(self, hold: Hold, until: float, now: float) -> Effects[float | None]:
         """Wait until it is active, and return that time, or None if ``until`` comes first. It may be held by then."""
         local_key = hold.local_key
         wakeup = self.new_wakeup()
-        decided = hold.wait_locally(wakeup).decided
+        decided = hold.wait_locally(wakeup, now).decided
         self._enqueue(local_key, hold)
         active = self.active_holds.get(local_key)
         if active is None or not (active.waiter.decided is IS_ACTIVE or active.waiter.notified):

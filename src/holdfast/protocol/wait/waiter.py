@@ -80,7 +80,9 @@ class Waiter:
         "notified",
         "outcome",
         "queued",
+        "report_at",
         "seen",
+        "since",
         "wakeup",
     )
 
@@ -94,6 +96,8 @@ class Waiter:
         self.outcome: Refused | HoldfastError | None = None  # of the last acquire step
         self.queued = False  # it is in the server's queue, as far as we know
         self.crowded = False  # it waits as one of very many: the keeper cleans up after it
+        self.since = 0.0  # when it joined the local queue
+        self.report_at = 0.0  # when to report that it still waits there; 0: after LONG_WAIT
 
     def wake(self) -> None:
         if self.wakeup is not None:

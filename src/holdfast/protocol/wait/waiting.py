@@ -20,6 +20,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from holdfast.errors import rounded
+from holdfast.holder import Holder
 from holdfast.protocol.effects import Effects, StepFailed, clock, listen, show_presence, wait, warn
 from holdfast.protocol.hold import HELD, Hold
 from holdfast.protocol.inspection.explaining import explain_wait
@@ -236,11 +237,14 @@ class WaitLoop:
         return now
 
     def _report_long_wait(self, now: float) -> Effects[None]:
-        """Report that the wait lasts long. Of many waiters of a client, one a second does."""
-        began = self.tries.started
+        """Report that the wait lasts long. If many waiters of a client do, one a second asks the server why."""
+        began, registry = self.tries.started, self.router.registry
         self._report_at = began + 2 * (now - began)
-        if self.what == "lock" and self.answered and self.router.registry.may_report_wait(now):
-            holder, deadlock = yield from explain_wait(self.hold, self.router.registry)
+        if self.what == "lock" and self.answered:
+            holder: Holder | None = None
+            deadlock = ""
+            if registry.may_explain_wait(now):
+                holder, deadlock = yield from explain_wait(self.hold, registry)
             yield from report_long_wait(self.hold, now - began, holder, deadlock)
 
     def _warn(self, failed: StepFailed, now: float) -> Effects[None]:
