@@ -177,7 +177,7 @@ class BaseLock(Generic[L]):
                         yield from self._withdraw(hold)
                         break
                     if self._options.replicas:
-                        yield from confirm(hold, driver.address)
+                        yield from confirm(hold, driver)
                     refuse_closed(driver)  # before admit(): until then close() finds this hold among the active holds
                     driver.admit(hold)
                     refuse_closed(driver)

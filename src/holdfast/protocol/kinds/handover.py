@@ -192,7 +192,7 @@ def _adopt(lock: BaseLock[L], offer: Offer) -> Effects[L]:
         driver.cohorts.try_activate(hold)  # its local queue has no other waiter
         yield from _swap(hold, offer.token)
         if options.replicas:
-            yield from confirm(hold, driver.address)
+            yield from confirm(hold, driver)
         driver.admit(hold)
         lease = lock._lease_class(driver, hold)
         lock._note(lease, me)

@@ -45,7 +45,7 @@ class StepInParts:
         """``channel_of``: the channel on which a script in this slot can notify us; None: the same in all slots."""
         self._whole = whole
         self._script = whole.script
-        self._parts = _divide(whole, slot_of, channel_of)
+        self._parts = divide(whole, slot_of, channel_of)
         self._replies: list[Any] = []
         self._cleaning: list[Step] = []
         self.reply: Any = None
@@ -99,7 +99,7 @@ def _mains(step: Step) -> tuple[str, ...]:
     return step.keys[:: _WIDTH[step.script]]
 
 
-def _divide(whole: Step, slot_of: Callable[[str], int], channel_of: Callable[[int], str] | None = None) -> list[Step]:
+def divide(whole: Step, slot_of: Callable[[str], int], channel_of: Callable[[int], str] | None = None) -> list[Step]:
     """One step for each slot, in the order of slots, which is the same for all clients."""
     width = _WIDTH[whole.script]
     slots: dict[int, list[str]] = {}
