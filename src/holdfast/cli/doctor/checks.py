@@ -1,4 +1,8 @@
-"""What the doctor checks on each server. A check returns what it has found, good or bad, in plain words."""
+"""What the doctor checks on each server. A check returns what it has found, good or bad, in plain words.
+
+A check that the server does not allow raises Refused, and ``findings_of`` says so: nothing is known then, which is not
+the same as good.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +10,24 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from holdfast.cli.doctor.findings import DANGER, NOTE, OK, WARNING, Finding, Server
+from holdfast.cli.doctor.findings import DANGER, NOTE, OK, UNCHECKED, WARNING, Finding, Refused, Server, acl_line
 from holdfast.errors import rounded
 
 OLDEST: Final = (6, 2)
 LARGEST_LAG: Final = 1  # seconds
 LARGEST_SKEW: Final = 1.0
-SLOW: Final = 0.1  # of the shortest lease, for one round trip
 
 Findings = Iterable[Finding]
+
+
+def findings_of(check: str, server: Server, find: Callable[[Server], Findings]) -> list[Finding]:
+    """What the check has found; or that it could not be made."""
+    found: list[Finding] = []
+    try:
+        found.extend(find(server))
+    except Refused as refused:  # what was found before that stays
+        found.append(server.unchecked(check, refused))
+    return found
 
 
 def version(server: Server) -> Findings:
@@ -23,7 +36,7 @@ def version(server: Server) -> Findings:
     text = info.get("valkey_version") or info.get("redis_version", "")
     found = re.match(r"(\d+)\.(\d+)", text)
     if found is None:
-        yield Finding("version", NOTE, "its version is not known: this user may not ask for INFO server")
+        yield _not_said("version", "its version")
     elif name == "Redis" and (int(found[1]), int(found[2])) < OLDEST:
         yield Finding("version", DANGER, f"it is Redis {text}", "Holdfast needs Redis 6.2 or later, or any Valkey")
     elif info.get("redis_mode") == "cluster" and int(found[1]) < 7:
@@ -35,11 +48,10 @@ def version(server: Server) -> Findings:
 
 def eviction(server: Server) -> Findings:
     info = server.info("memory")
-    if not info:
-        yield Finding("eviction", NOTE, "its eviction policy is not known: this user may not ask for INFO memory")
-        return
     policy, limit, used = info.get("maxmemory_policy", ""), _int(info, "maxmemory"), _int(info, "used_memory")
-    if not limit:
+    if "maxmemory" not in info or (limit and not policy):
+        yield _not_said("eviction", "its maxmemory and maxmemory-policy")
+    elif not limit:
         yield Finding("eviction", OK, f"it has no maxmemory, so no lock is evicted (policy: {policy})")
     elif policy == "noeviction":
         yield Finding("eviction", OK, "no lock is evicted when memory is full (noeviction)")
@@ -58,7 +70,7 @@ def eviction(server: Server) -> Findings:
 def persistence(server: Server) -> Findings:
     info = server.info("persistence")
     if not info:
-        yield Finding("persistence", NOTE, "it is not known what survives a restart: this user may not ask for INFO")
+        yield _not_said("persistence", "what it saves")
         return
     failed = [name for name in ("rdb_last_bgsave_status", "aof_last_write_status") if info.get(name, "ok") != "ok"]
     if failed:
@@ -67,12 +79,11 @@ def persistence(server: Server) -> Findings:
     if info.get("loading", "0") != "0":
         yield Finding("persistence", WARNING, "it is loading its data, and answers nothing else meanwhile", "wait")
     if info.get("aof_enabled") == "1":
-        sync = server.setting("appendfsync")
-        loses = {"always": "no grant", "everysec": "the grants of the last second"}.get(sync or "", "the last grants")
+        sync, advice = _setting(server, "appendfsync")
+        loses = {"always": "no grant", "everysec": "the grants of the last second"}.get(sync, "the last grants")
         level = NOTE if sync != "always" else OK
-        yield Finding(
-            "persistence", level, f"a crash loses {loses} (appendfsync {sync or 'unknown'}); fences still rise"
-        )
+        message = f"a crash loses {loses} (appendfsync {sync}); fences still rise"
+        yield Finding("persistence", level, message, advice)
         return
     yield Finding(
         "persistence",
@@ -84,25 +95,18 @@ def persistence(server: Server) -> Findings:
 
 def replication(server: Server) -> Findings:
     info = server.info("replication")
-    if not info:
-        yield Finding("replication", NOTE, "its role is not known: this user may not ask for INFO replication")
+    if "role" not in info:
+        yield _not_said("replication", "its role")
         return
-    if info.get("role") != "master":
+    if info["role"] != "master":
         yield Finding("replication", DANGER, "it is a replica, which grants no lock", "connect to its primary")
         return
     replicas = [info[f"slave{number}"] for number in range(_int(info, "connected_slaves")) if f"slave{number}" in info]
     if not replicas:
         yield Finding("replication", OK, "it has no replica, so no failover can lose a grant")
         return
+    yield _lossy(server, len(replicas))
     lags = [int(found[1]) for text in replicas if (found := re.search(r"lag=(\d+)", text)) is not None]
-    least = server.setting("min-replicas-to-write") or "0"
-    yield Finding(
-        "replication",
-        NOTE if least == "0" else OK,
-        f"it has {len(replicas)} replicas; a failover can lose the grants of the last moments"
-        + ("" if least == "0" else f"; it stops writing with fewer than {least}"),
-        "connect(..., replicas=1) confirms each grant; docs/engines.md says what is left" if least == "0" else "",
-    )
     if lags and max(lags) > LARGEST_LAG:
         advice = "see the network and the load of the replica: a failover to it loses that much"
         yield Finding("replication", WARNING, f"a replica is {max(lags)} s behind", advice)
@@ -110,22 +114,43 @@ def replication(server: Server) -> Findings:
         yield Finding("replication", WARNING, "a replica is not online", "see its log")
 
 
-def clock_and_network(server: Server, shortest: float | None) -> Findings:
-    trip, ahead = server.round_trip()
-    if abs(ahead) > LARGEST_SKEW + trip:
-        side = "ahead of" if ahead > 0 else "behind"
-        message = f"its clock is {rounded(abs(ahead))} s {side} this machine's"
-        advice = "set both by NTP. Locks do not depend on it; times in listings do, and fences after a failover"
-        yield Finding("clock", WARNING, message, advice)
-    else:
-        yield Finding("clock", OK, f"its clock and this machine's differ by {abs(ahead) * 1000:.0f} ms")
-    lease = "" if shortest is None else f"; the shortest lease seen has {rounded(shortest)} s left"
-    if shortest is not None and trip > SLOW * shortest:
-        message = f"a round trip takes {rounded(trip * 1000)} ms{lease}"
-        advice = "give longer ttls, or find out what is slow: a renewal must be in time"
-        yield Finding("round trip", WARNING, message, advice)
-    else:
-        yield Finding("round trip", OK, f"a round trip takes {rounded(trip * 1000)} ms{lease}")
+def _lossy(server: Server, count: int) -> Finding:
+    """What a failover to a replica can lose, and how to lose less."""
+    least, _ = _setting(server, "min-replicas-to-write")
+    message = f"it has {count} replicas; a failover can lose the grants of the last moments"
+    if least not in ("0", _UNKNOWN):
+        return Finding("replication", OK, f"{message}; it stops writing with fewer than {least}")
+    if least == _UNKNOWN:
+        message += f" (min-replicas-to-write {least})"
+    needs = "" if server.may("WAIT", 0, 1) else f", if its user may use WAIT: {acl_line(server.user, ['+wait'])}"
+    advice = f"connect(..., replicas=1) confirms each grant{needs}; docs/engines.md says what is left"
+    return Finding("replication", NOTE, message, advice)
+
+
+def clock(trip: float, ahead: float) -> Finding:
+    """``ahead``: how far the server's clock is ahead of this machine's, in seconds."""
+    if abs(ahead) <= LARGEST_SKEW + trip:
+        return Finding("clock", OK, f"its clock and this machine's differ by {abs(ahead) * 1000:.0f} ms")
+    side = "ahead of" if ahead > 0 else "behind"
+    message = f"its clock is {rounded(abs(ahead))} s {side} this machine's"
+    advice = "set both by NTP. Locks do not depend on it; times in listings do, and fences after a failover"
+    return Finding("clock", WARNING, message, advice)
+
+
+_UNKNOWN: Final = "unknown"
+
+
+def _setting(server: Server, name: str) -> tuple[str, str]:
+    """A setting, and the line that makes it known. Callers assume the worse value if it is unknown, so an unknown
+    setting is no check that could not be made; most hosted servers do not tell their settings."""
+    try:
+        return server.setting(name) or _UNKNOWN, ""
+    except Refused as refused:
+        return _UNKNOWN, acl_line(server.user, [f"+{refused.command}"]) if refused.is_forbidden else ""
+
+
+def _not_said(check: str, what: str) -> Finding:
+    return Finding(check, UNCHECKED, f"not checked: INFO does not say {what}", "look it up where the server is set up")
 
 
 def _int(info: dict[str, str], name: str) -> int:
@@ -133,4 +158,9 @@ def _int(info: dict[str, str], name: str) -> int:
     return int(text) if text.isdecimal() else 0
 
 
-CHECKS: Final[tuple[Callable[[Server], Findings], ...]] = (version, eviction, persistence, replication)
+CHECKS: Final[dict[str, Callable[[Server], Findings]]] = {
+    "version": version,
+    "eviction": eviction,
+    "persistence": persistence,
+    "replication": replication,
+}
