@@ -74,8 +74,8 @@ def test_a_command_under_a_lock(fleet: ClusterFleet) -> None:
     assert done.stdout.strip() == "done"
 
 
-def test_without_sharded_channels_waiters_poll(face: Any) -> None:
-    """As before Redis 7."""
+def test_without_sharded_channels_waiters_poll(face: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """As before Redis 7. No permission helps, so the warning asks for none."""
     with ClusterFleet(1, 0, "--rename-command", "SSUBSCRIBE", "", password="secret") as old:
 
         async def scenario(api: Any) -> None:
@@ -92,6 +92,23 @@ def test_without_sharded_channels_waiters_poll(face: Any) -> None:
             assert await waiter.join() > lease.fence
 
         face.play(scenario, old)
+    (warned,) = {record.getMessage().partition(" poll ")[2] for record in caplog.records}
+    assert warned == "instead of being woken: it has no sharded channels, which Redis 7 and Valkey have"
+
+
+def test_a_user_who_may_not_subscribe_is_told_what_a_cluster_needs(
+    connect: Any, fleet: ClusterFleet, caplog: pytest.LogCaptureFixture
+) -> None:
+    for server in fleet.servers:
+        fleet.admin(server).execute_command("ACL", "SETUSER", "mute", "on", ">pw", "~*", "&*", "+@all", "-ssubscribe")
+    try:
+        url = fleet.url.replace("redis+cluster://", "redis+cluster://mute:pw@")
+        with connect(fleet.url).lock("x"):
+            assert connect(url).lock("x").acquire(timeout=0.2) is None
+        assert "Grant +ssubscribe +spublish +pubsub|shardnumsub &*holdfast:bell:*" in caplog.text
+    finally:
+        for server in fleet.servers:
+            fleet.admin(server).execute_command("ACL", "DELUSER", "mute")
 
 
 def test_errors_show_no_password(connect: Any) -> None:

@@ -15,6 +15,7 @@ from holdfast.engines.redis.protocol import LONGEST_REPLY, Op, ReplyTooLong
 from holdfast.errors import HoldfastError, Unavailable, Unsupported, printable, rounded
 from holdfast.protocol.effects import Step, StepFailed
 from holdfast.protocol.replies import fence_error
+from holdfast.protocol.wait.notifications import NotificationRouter
 
 log = logging.getLogger("holdfast")
 
@@ -252,14 +253,16 @@ def why_no_connection(cause: Exception, text: str) -> tuple[str, str]:
     )
 
 
-def log_no_pubsub(address: str, channel: str) -> None:
-    """Warn that this user may not subscribe. Call it once per client."""
-    log.warning(
-        "%s does not let this user subscribe, so waiters poll instead of being woken. Grant +subscribe and the "
-        "channels &%s:*",
-        address,
-        channel.rpartition(":")[0],
-    )
+def log_no_pubsub(address: str, router: NotificationRouter, refused: object) -> None:
+    """Warn that waiters poll because a subscription was refused. Call it once per client."""
+    if "NOPERM" in str(refused):
+        needed = "+subscribe &" if router.shards is None else "+ssubscribe +spublish +pubsub|shardnumsub &*"
+        why = f"it does not let this user subscribe. Grant {needed}{router.channel.rpartition(':')[0]}:*"
+    elif router.shards is not None:
+        why = "it has no sharded channels, which Redis 7 and Valkey have"
+    else:
+        why = f"it refused to subscribe: {refused}"
+    log.warning("waiters of %s poll instead of being woken: %s", address, why)
 
 
 def log_no_resp3(why: str, *, level: int = logging.WARNING) -> None:

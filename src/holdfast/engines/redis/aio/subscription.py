@@ -79,7 +79,7 @@ class Subscription:
                 return failed
             if not engine.logged_no_pubsub:
                 engine.logged_no_pubsub = True
-                log_no_pubsub(engine.address, engine.router.channel)
+                log_no_pubsub(engine.address, engine.router, failed.__cause__)
             return False
         except Exception as error:
             return error

@@ -343,7 +343,7 @@ class ConnectionThread:
             self.resubscription.give_up()
             if not self._capabilities.logged_no_pubsub:
                 self._capabilities.logged_no_pubsub = True
-                log_no_pubsub(self._target.where, self._router.channel)
+                log_no_pubsub(self._target.where, self._router, reply)
             request.answer(place, False)
         elif request.subscribes and not is_error:
             connection.in_flight.appendleft((request, place))
