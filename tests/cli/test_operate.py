@@ -276,6 +276,17 @@ def test_watch_tells_a_release_from_a_lease_that_ran_out(elapsed: float, how: st
     assert [kind for kind, _, _ in changes(before, None, elapsed)] == [how]
 
 
+def test_watch_tells_two_waiters_of_one_process_apart() -> None:
+    """With cohort=0 each caller has its own place in the queue."""
+    one, two = (
+        LockInfo("x", "lock", waiters=(Waiter(host="h", pid=7, waiting=1.0),) * places, waiter_count=places)
+        for places in (1, 2)
+    )
+    assert [kind for kind, _, _ in changes(one, two)] == ["waiting"]
+    assert [kind for kind, _, _ in changes(two, one)] == ["left"]
+    assert [kind for kind, _, _ in changes(two, two)] == []
+
+
 def test_who_of_a_key_that_is_no_lock_does_not_call_it_free(
     client: holdfast.Client, admin: redis.Redis, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -174,11 +174,14 @@ def test_a_lease_that_is_dropped_is_reported_as_lost_once() -> None:
     async def drop() -> None:
         await client.lock("a", ttl=4.0).acquire()
 
-    with pytest.warns(ResourceWarning, match="dropped without release"):
+    def go() -> None:
         play.start(client, drop())
         play.run(20.0)
         gc.collect()
         play.run(20.0)
+
+    with pytest.warns(ResourceWarning, match="dropped without release"):
+        go()
     assert [type(event) for event in events] == [Acquired, Lost]
     assert "dropped without release()" in of(events, Lost)[0].reason
 

@@ -7,6 +7,7 @@ not seen. A break is seen in the history.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -72,8 +73,8 @@ def changes(
     """What happened between two looks, ``elapsed`` seconds apart. ``breaks``: those of that time, the latest first."""
     old = {} if before is None else {(holder.id, holder.fence): holder for holder in before.holders}
     new = {} if now is None else {(holder.id, holder.fence): holder for holder in now.holders}
-    waited = [] if before is None else list(map(_identity, before.waiters))
-    waits = [] if now is None else list(map(_identity, now.waiters))
+    waited = Counter(() if before is None else map(_identity, before.waiters))  # a process may have several places
+    waits = Counter(() if now is None else map(_identity, now.waiters))
     broken = {entry.holder.fence for entry in breaks if entry.holder.fence is not None}
     yield from map(_broken, reversed(breaks))
     for key, holder in old.items():
@@ -84,11 +85,13 @@ def changes(
         if key not in old:
             yield "held", {"holder": asdict(holder)}, f"by {named(holder)}{_fence(holder)}"
     for waiter in () if now is None else now.waiters:
-        if _identity(waiter) not in waited:
+        waited[_identity(waiter)] -= 1
+        if waited[_identity(waiter)] < 0:
             yield "waiting", {"waiter": asdict(waiter)}, f"{named(waiter)}, for {duration(waiter.waiting) or 'a while'}"
     holds = {(holder.host, holder.pid, holder.label) for holder in new.values()}
     for waiter in () if before is None else before.waiters:
-        if _identity(waiter) not in waits and (waiter.host, waiter.pid, waiter.label) not in holds:
+        waits[_identity(waiter)] -= 1
+        if waits[_identity(waiter)] < 0 and (waiter.host, waiter.pid, waiter.label) not in holds:
             yield "left", {"waiter": asdict(waiter)}, f"{named(waiter)} waits no longer"
 
 
