@@ -43,7 +43,6 @@ _UNORDERED: Final = tuple(name for name in CHECKS if name != "Fifo")
 _BROKEN: Final = tuple(name for name in CHECKS if name not in ("MutualExclusion", "OwnerOnlyRelease"))
 # No single key shows the owner; and the order of arrival is that of created keys, not of first requests.
 _ON_ETCD: Final = tuple(name for name in _UNORDERED if not name.startswith("OwnerOnly"))
-_SAFETY: Final = ("MutualExclusion", "FencedSafety", "NoFalseHold", "FenceMonotone")
 # Not all clients want the same name: two may hold a lock at once, and fences of different names have no common order.
 _NAMES: Final = (*SEVERAL_CHECKS, "NoFalseHold", "NoOrphan", "NoLostWakeup", "AcquireTotality")
 _FAILING_CACHE: Final = (*CACHE_CHECKS, "NoOrphan", "NoLostWakeup", "AcquireTotality")
@@ -114,10 +113,10 @@ PRIMITIVES: Final[dict[str, Primitive]] = {
     "etcd:semaphore": Primitive(ETCD_SEMAPHORE, ("PermitCount", *_POOL)),
     "etcd:rwlock": Primitive(ETCD_RWLOCK, ("ModeExclusion", *_POOL)),
     "etcd:several": Primitive(
-        partial(etcd_config, partial(several_config, "ab", "ba", "b", leaves_us=AT_ONCE)), (*_SAFETY, *SEVERAL_CHECKS)
+        partial(etcd_config, partial(several_config, "ab", "ba", "b", leaves_us=AT_ONCE)), (*_ON_ETCD, *SEVERAL_CHECKS)
     ),
     "etcd:hand_over": Primitive(
-        partial(etcd_config, partial(handover_config, roles="gt", clients=2, leaves_us=AT_ONCE)), _SAFETY
+        partial(etcd_config, partial(handover_config, roles="gt", clients=2, leaves_us=AT_ONCE)), _ON_ETCD
     ),
     "cache": Primitive(partial(cache_config, leaves_us=AT_ONCE), _CACHE),
     "cache:failing": Primitive(partial(cache_config, "VFI", leaves_us=AT_ONCE), _FAILING_CACHE),
