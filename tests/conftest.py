@@ -15,7 +15,7 @@ from hypothesis import settings
 import holdfast
 from holdfast.engines.capabilities import ENGINES, FEATURES
 from holdfast.lua import SCRIPTS
-from tests.conformance.stages import APIS, STAGES, Scenario
+from tests.conformance.stages import APIS, STAGES, Scenario, server_of_stage
 from tests.engine_choices import CHOICES, DEFAULT
 from tests.protocol.harness import Play
 from tests.proxy import Proxy
@@ -52,7 +52,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _uses_server(item: Any) -> bool:
     stage = item.callspec.params.get("play") if hasattr(item, "callspec") else None
-    return stage != "world" and "server" in item.fixturenames
+    return "server" in item.fixturenames if stage is None else stage != "world"
 
 
 # What a test needs that is run for this kind of lock.
@@ -166,8 +166,9 @@ def face(connect: Any, url: str) -> Any:
 
 
 @pytest.fixture(params=STAGES)
-def play(request: pytest.FixtureRequest, server: Server) -> Callable[[Scenario], Any]:
+def play(request: pytest.FixtureRequest) -> Callable[[Scenario], Any]:
     """Plays a scenario on one of the stages: the simulated world, asyncio or threads."""
+    server = server_of_stage(request)
     return lambda scenario: APIS[request.param].play(scenario, server)
 
 

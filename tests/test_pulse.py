@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -149,3 +150,15 @@ def test_a_process_that_sleeps_waits_for_no_cpu() -> None:
     assert before is None or after is None or after - before < LONG
     assert time_waited(process.pid) is None
     assert process.pid not in processes_below(os.getpid())
+
+
+def test_a_scenario_in_the_simulated_world_depends_on_no_clock(request: pytest.FixtureRequest, play: Any) -> None:
+    """So its failure counts, even in CI."""
+
+    async def scenario(api: Any) -> None:
+        async with api.client().lock("x"):
+            await api.sleep(0.01)
+
+    play(scenario)
+    pulse: Any = request.config.pluginmanager.get_plugin("pulse")
+    assert pulse._real == (request.node.callspec.params["play"] != "world")

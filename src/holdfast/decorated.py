@@ -84,7 +84,7 @@ class BaseCached:
     __qualname__: str
 
     def __init__(self, client: Any, function: Callable[..., Any], template: Template, policy: Policy) -> None:
-        _refuse_shared(client, template.pattern, function)
+        _refuse_shared(client, template, function)
         self._client = client
         self._function = function
         self._template = template
@@ -137,29 +137,31 @@ def refuse_bare(name: object, use: str) -> None:
         )
 
 
-def _refuse_shared(client: Any, pattern: str, function: Callable[..., Any]) -> None:
+def _refuse_shared(client: Any, template: Template, function: Callable[..., Any]) -> None:
     """Refuse a second function with the same keys, in this client or another of this process: each would return the
     other's values. A function that is decorated again (a reloaded module, a factory) is the same one."""
-    if _find_other(client, pattern, function) is not None:
+    shape = template.shape()
+    if _find_other(client, shape, function) is not None:
         gc.collect()  # the other function, or its client, may be garbage
-    first = _find_other(client, pattern, function)
+    first = _find_other(client, shape, function)
     if first is not None:
         raise InvalidConfig(
-            f"cached({pattern!r:.80}) of {_full_name(function):.100}",
-            f"{_full_name(first):.100} has this template: they would return each other's values. Give each its own",
+            f"cached({template.pattern!r:.80}) of {_full_name(function):.100}",
+            f"{_full_name(first):.100} has this template (names of fields do not count): they would return each "
+            "other's values. Give each its own",
         )
     _caching.add(client)
     try:
-        client._cached[pattern] = function
+        client._cached[shape] = function
     except TypeError:
         pass  # a function that takes no weak references is not remembered
 
 
-def _find_other(client: Any, pattern: str, function: Callable[..., Any]) -> Any:
+def _find_other(client: Any, shape: str, function: Callable[..., Any]) -> Any:
     """Another function of this process whose values would have the same keys; None if there is none."""
     for one in [client, *_caching]:
-        first = one._cached.get(pattern) if _is_same_place(one, client) else None
-        if first is not None and first is not function and _full_name(first) != _full_name(function):
+        first = one._cached.get(shape) if _is_same_place(one, client) else None
+        if first is not None and not _is_same_function(first, function):
             return first
     return None
 
@@ -170,6 +172,19 @@ def _is_same_place(one: Any, other: Any) -> bool:
     return one is other or (
         (ours.address, one._namespace) == (theirs.address, other._namespace) and not ours.registry.closed
     )
+
+
+def _is_same_function(one: Any, other: Any) -> bool:
+    """Whether both come from the same definition. Lambdas share a name, so their code is compared as well."""
+    if one is other:
+        return True
+    if _full_name(one) != _full_name(other):
+        return False
+    return not _full_name(one).endswith("<lambda>") or _code_of(one) == _code_of(other)
+
+
+def _code_of(function: Any) -> object:
+    return getattr(inspect.unwrap(function), "__code__", None)
 
 
 def _full_name(function: Any) -> str:

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 import holdfast
-from tests.conformance.stages import APIS, STAGES, BlockingApi, Scenario, _drive
-from tests.servers import Server
+from tests.conformance.stages import APIS, STAGES, BlockingApi, Scenario, _drive, server_of_stage
 
 
 class Awaited:
@@ -68,7 +67,8 @@ class BlockingCaches(BlockingApi):
 
 
 @pytest.fixture(params=STAGES)
-def play(request: pytest.FixtureRequest, server: Server) -> Callable[[Scenario], Any]:
+def play(request: pytest.FixtureRequest) -> Callable[[Scenario], Any]:
     """Plays a scenario on one of the stages."""
+    server = server_of_stage(request)
     api = BlockingCaches if request.param == "blocking" else APIS[request.param]
     return lambda scenario: api.play(scenario, server)

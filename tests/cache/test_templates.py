@@ -379,6 +379,10 @@ def stock(item: str) -> int:
     return 2
 
 
+def rename(name: str) -> str:
+    return name
+
+
 OWN = "redis://127.0.0.1:1/9"  # a database that no other test names: templates are compared within a process
 
 
@@ -428,6 +432,57 @@ def test_a_function_may_be_decorated_again(connect: Any) -> None:
     client.cached("price:{item}")(price)
     client.cached("price:{item}", ttl=5)(price)
     assert len(kept) == 2
+
+
+@FACES
+def test_two_lambdas_with_one_template_are_refused(connect: Any) -> None:
+    client = connect(OWN)
+    kept = client.cached("item:{item}")(lambda item: "price")
+    with pytest.raises(holdfast.InvalidConfig, match="<lambda> has this template"):
+        client.cached("item:{item}")(lambda item: "stock")
+    with pytest.raises(holdfast.InvalidConfig, match="<lambda> has this template"):
+        client.cached("item:{item}")(functools.update_wrapper(lambda item: "price", lambda item: "stock"))
+    assert kept.key("tea") == "item:tea"
+
+
+@FACES
+def test_a_lambda_may_be_decorated_again(connect: Any) -> None:
+    client = connect(OWN)
+    kept = [client.cached("item:{item}")(lambda item: 1) for _ in range(2)]  # as a factory makes them
+    assert len(kept) == 2
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("item:{item}", "item:{name}"),
+        ("item:{item}", "item:{name.id}"),
+        ("item:{item[0]}", "item:{name}"),
+        ("item:{item!r:>4}:x", "item:{name!r:>4}:x"),
+    ],
+)
+def test_templates_that_differ_in_names_of_fields_are_one_template(first: str, second: str) -> None:
+    client = holdfast.connect(OWN)
+    kept = client.cached(first)(price)
+    with pytest.raises(holdfast.InvalidConfig, match=r"price has this template \(names of fields do not count\)"):
+        client.cached(second)(rename)
+    assert kept.key("tea")
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("item:{item}", "item:{name!r}"),
+        ("item:{item}", "item:{name:>4}"),
+        ("item:{item!r}", "item:{{!r}}"),
+        ("item:{item}", "items:{name}"),
+        ("item:{item}", "item:{name}:"),
+    ],
+)
+def test_templates_with_different_keys_may_be_used_side_by_side(first: str, second: str) -> None:
+    client = holdfast.connect(OWN)
+    kept = client.cached(first)(price), client.cached(second)(rename)
+    assert kept[0].key("tea") != kept[1].key("tea")
 
 
 @FACES

@@ -15,6 +15,8 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import pytest
+
 import holdfast
 import holdfast.aio
 from holdfast.lab.simulation.process import Cancelled
@@ -34,6 +36,14 @@ async def until(api: Any, condition: Callable[[], Any]) -> None:
             return
         await api.sleep(0.005)
     raise AssertionError("it did not come true")
+
+
+def server_of_stage(request: pytest.FixtureRequest) -> Any:
+    """The fixture ``server``, for a fixture with STAGES as its parameters; None in the simulated world.
+
+    A test that connects depends on the clock, so tests/pulse.py may have it run again. One in virtual time must not.
+    """
+    return None if request.param == "world" else request.getfixturevalue("server")
 
 
 class WorldApi:

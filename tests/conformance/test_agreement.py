@@ -104,12 +104,9 @@ def test_random_programs_go_the_same_way_on_every_stage(server: Server, program:
 
 
 @pytest.mark.needs("the keys of Redis")
-@pytest.mark.parametrize("stage", STAGES)
-def test_the_holder_that_an_error_names_is_compared(server: Server, stage: str) -> None:
-    with server.client() as admin:
-        admin.flushall()
+def test_the_holder_that_an_error_names_is_compared(play: Any) -> None:
     program = [("acquire", 1), ("with", 2), ("steal_key", 0), ("with", 2)]
-    refused, _, stolen = APIS[stage].play(lambda api: perform(program, api), server)[1:4]
+    refused, _, stolen = play(lambda api: perform(program, api))[1:4]
     assert ": ~, label 'second' holds it" in refused
     assert ": a client of another library holds it" in stolen
 

@@ -16,7 +16,9 @@ from typing import Any
 import pytest
 
 from holdfast.protocol.effects import Command
+from holdfast.protocol.inspection.reading import PRESENCE_US
 from holdfast.protocol.wait import cohort
+from holdfast.protocol.wait.presence import EVERY
 from holdfast.protocol.wait.waiter import POLLING_REMEMBERED
 from tests.contention.test_simulated import TTL, Crowd
 
@@ -230,3 +232,11 @@ def test_the_two_places_that_open_windows_agree() -> None:
         "POLLED_FADING": cohort.POLLED_FADING,
     }
     assert said == ours | {"LONGEST_PAYBACK_US": 300_000, "KEPT_MS": 1500}, "the last two concern only the server"
+
+
+def test_the_steps_and_the_inspection_agree_on_how_long_a_silent_waiter_keeps_its_place() -> None:
+    """The steps drop a waiter that was silent for longer, the inspection does not show it."""
+    sources = {name: (files("holdfast.lua") / name).read_text() for name in ("include/queue.lua", "latch/look.lua")}
+    said = {name: re.findall(r"^local PRESENCE_US = (\d+)", text, re.MULTILINE) for name, text in sources.items()}
+    assert said == {name: [str(PRESENCE_US)] for name in sources}
+    assert PRESENCE_US == 2 * EVERY * 1e6, "a waiter may miss one of its refreshes"

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import redis
+import redis.asyncio
 
 import holdfast
 import holdfast.aio
@@ -193,6 +194,56 @@ def test_bad_target(connect: Any, monkeypatch: pytest.MonkeyPatch, target: Any, 
     monkeypatch.setenv("HOLDFAST_URL", "")
     with pytest.raises(holdfast.HoldfastError, match=remedy):
         connect(target).lock("x")
+
+
+@pytest.mark.parametrize("scheme", ["redis://h/0", "rediss://h/0", "redis+sentinel://h/m", "redis+cluster://h"])
+@pytest.mark.parametrize(
+    ("option", "problem"),
+    [
+        ("port=x", "value of port .* from 1 to 65535"),
+        ("port=99999", "value of port .* from 1 to 65535"),
+        ("socket_read_size=-1", "value of socket_read_size .* from 1 to"),
+        ("socket_read_size=0", "value of socket_read_size .* from 1 to"),
+        ("socket_read_size=99999999999999", "value of socket_read_size .* from 1 to"),
+        ("credential_provider=x", "credential_provider cannot be given as text; .* a redis client"),
+        ("redis_connect_func=x", "redis_connect_func cannot be given as text"),
+        ("parser_class=x", "parser_class cannot be given as text"),
+        ("nonsense=1", "'nonsense' is no option of a connection"),
+    ],
+)
+def test_an_impossible_option_of_a_url_is_one_clear_line(connect: Any, scheme: str, option: str, problem: str) -> None:
+    with pytest.raises(holdfast.InvalidConfig, match=problem) as refused:
+        connect(f"{scheme}?{option}")
+    assert "\n" not in str(refused.value)
+    assert refused.value.__context__ is None
+
+
+@pytest.mark.parametrize("scheme", ["rediss://h/0", "rediss+sentinel://h/m", "rediss+cluster://h"])
+def test_an_impossible_option_of_tls_is_one_clear_line(connect: Any, scheme: str) -> None:
+    with pytest.raises(holdfast.InvalidConfig, match="value of ssl_cert_reqs .* none, optional or required"):
+        connect(f"{scheme}?ssl_cert_reqs=zz")
+    connect(f"{scheme}?ssl_cert_reqs=none")
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"port": "x"}, "value of port"),
+        ({"socket_read_size": -1}, "value of socket_read_size"),
+        ({"ssl": True, "ssl_cert_reqs": "zz"}, "value of ssl_cert_reqs"),
+        (
+            {"credential_provider": redis.UsernamePasswordCredentialProvider("a", "b")},
+            r"refuses its options \(DataError",
+        ),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_an_impossible_client_is_refused_by_connect(connect: Any, settings: dict[str, Any], problem: str) -> None:
+    theirs = redis.Redis if connect.kind == "blocking" else redis.asyncio.Redis
+    with pytest.raises(holdfast.InvalidConfig, match=problem) as refused:
+        connect(theirs(password="s3kr1t", **settings))
+    assert "s3kr1t" not in str(refused.value)
+    assert refused.value.__context__ is None
 
 
 def fails_at_once(connect: Any, url: str, *words: str) -> None:

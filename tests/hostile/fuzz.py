@@ -7,7 +7,8 @@ client is judged:
 - it gets a fresh lock within RECOVERY seconds;
 - a lease that says held has its key on the server, within one ttl of the proxy being honest (a forged reply can pass
   for a grant until the first renewal);
-- it does not spin: the requests of a run are counted, and so is processor time while all clients are idle;
+- it does not spin: the requests of a run are counted, and so is processor time, while open clients are idle and once
+  all clients are closed;
 - once closed, it leaves no thread, task or connection.
 
 A seed and the number of a run decide what is garbled, and how.
@@ -79,7 +80,8 @@ class Run:
         self._calls = 0
         self._client: Any = None
 
-    async def run(self) -> None:
+    async def run(self, while_idle: Callable[[], Awaitable[None]] | None = None) -> None:
+        """Use the client, judge it, close it. ``while_idle`` runs before it is closed, when it holds nothing."""
         self._proxy.requests = 0
         after_hello = self._dice.random() < 0.7  # else the first replies are garbled, too
         if not after_hello:
@@ -96,11 +98,12 @@ class Run:
             self._proxy.garbler = None
             await self._recover()
             await self._check_keys()
+            await self._release()
+            if while_idle is not None:
+                await while_idle()
         finally:
             self._proxy.garbler = None
-            for _, lease in self._leases:
-                await self._bounded(CLIENT_TIMEOUT, partial(self._face.call, lease.release))
-            self._leases.clear()
+            await self._release()
             await self._bounded(CLIENT_TIMEOUT, lambda: self._face.call(self._closing()))
         if self._proxy.requests > MOST_REQUESTS:
             raise Finding(f"{self._proxy.requests} requests in one run")
@@ -118,6 +121,11 @@ class Run:
     def _closing(self) -> Callable[[], Any]:
         close: Callable[[], Any] = getattr(self._client, "aclose", self._client.close)
         return close
+
+    async def _release(self) -> None:
+        while self._leases:
+            _, lease = self._leases.pop()
+            await self._bounded(CLIENT_TIMEOUT, partial(self._face.call, lease.release))
 
     async def _bounded(self, bound: float, act: Callable[[], Awaitable[Any]]) -> Any:
         """Let it do that; what is raised must be ours, and it must end in time."""
@@ -270,9 +278,9 @@ class Fuzz:
             proxies = [Proxy(server.port) for _ in range(LANES)]
             before |= {thread for thread in threading.enumerate() if thread.name == "hostile-proxy"}
             while numbers := self._next():
-                self._queue = iter(numbers)
-                self._face.run_lanes([self._lane(proxy, server) for proxy in proxies])
-                self._check_idle()
+                self._queue, self._to_be_idle = iter(numbers), LANES
+                self._face.run_lanes([self._lane(proxy, server, lane) for lane, proxy in enumerate(proxies)])
+                self._check_closed()
             for proxy in proxies:
                 proxy.close()
         for thread in set(threading.enumerate()) - before:
@@ -284,36 +292,60 @@ class Fuzz:
     def _next(self) -> list[int]:
         return list(itertools.islice(self._numbers, IDLE_EVERY))
 
-    async def _lane(self, proxy: Proxy, server: Server) -> None:
+    async def _lane(self, proxy: Proxy, server: Server, lane: int) -> None:
         with server.client(client_name="fuzz") as admin:
             while True:
                 with self._choosing:
                     number = next(self._queue, None)
                 if number is None:
                     break
-                for attempt in range(1, TRIES + 1):
-                    begun = monotonic()
-                    run = Run(self._face, proxy, admin, self._seed, number)
-                    try:
-                        await run.run()
-                    except Finding as finding:
-                        if isinstance(finding, Late) and worst_lag_since(begun) > LONG_LAG and attempt < TRIES:
-                            self.repeated += 1
-                            continue
-                        again = f"python -m tests.hostile --fuzz --seed {self._seed} --face {self._face.kind}"
-                        again += f" --first {number} --runs 1"
-                        self.findings.append(f"run {number}: {finding}\n    {run.describe()}\n    again: {again}")
-                    break
+                await self._try(proxy, admin, number)
+            # One more client, which stays open until those of all lanes were idle.
+            await self._try(proxy, admin, -1 - lane, self._check_open)
+            self._to_be_idle = 0  # if that one failed: the other lanes need not wait for it
         if self._face.kind == "asyncio":
             await asyncio.sleep(0.05)
 
-    def _check_idle(self) -> None:
+    async def _try(
+        self, proxy: Proxy, admin: redis.Redis, number: int, while_idle: Callable[[], Awaitable[None]] | None = None
+    ) -> None:
+        for attempt in range(1, TRIES + 1):
+            begun = monotonic()
+            run = Run(self._face, proxy, admin, self._seed, number)
+            try:
+                await run.run(while_idle)
+            except Finding as finding:
+                if isinstance(finding, Late) and worst_lag_since(begun) > LONG_LAG and attempt < TRIES:
+                    self.repeated += 1
+                    continue
+                again = f"python -m tests.hostile --fuzz --seed {self._seed} --face {self._face.kind}"
+                again += f" --first {number} --runs 1"
+                self.findings.append(f"run {number}: {finding}\n    {run.describe()}\n    again: {again}")
+            return
+
+    async def _check_open(self) -> None:
+        """Once all lanes are here, their clients are open and idle. The last lane to come measures, the others wait."""
+        with self._choosing:
+            self._to_be_idle -= 1
+            last = self._to_be_idle == 0
+        while self._to_be_idle > 0:
+            await self._face.sleep(0.02)
+        cpu = time.process_time()
+        await self._face.sleep(IDLE_FOR)
+        used = time.process_time() - cpu
+        if last:
+            self._judge_idle(used, "open clients are idle")
+
+    def _check_closed(self) -> None:
         """All clients are closed, so no processor time is used."""
         gc.collect()
         cpu = time.process_time()
         time.sleep(IDLE_FOR)
-        if (used := time.process_time() - cpu) > MOST_IDLE_CPU * IDLE_FOR:
-            self.findings.append(f"{used:.2f} s of processor time in {IDLE_FOR:g} idle seconds")
+        self._judge_idle(time.process_time() - cpu, "all clients are closed")
+
+    def _judge_idle(self, used: float, when: str) -> None:
+        if used > MOST_IDLE_CPU * IDLE_FOR:
+            self.findings.append(f"{used:.2f} s of processor time in {IDLE_FOR:g} s while {when}")
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from functools import partial
 from typing import Any
 
@@ -17,12 +18,19 @@ from tests.hostile.proxy import Proxy
 from tests.servers import Server
 
 RUNS = 100
+FEW_RUNS = 15
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("face", FACES)
 def test_a_garbled_reply_does_no_lasting_harm(face: str) -> None:
     findings = Fuzz(face, 1, range(RUNS)).run()
+    assert not findings, "\n".join(findings)
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_a_garbled_reply_does_no_lasting_harm_in_a_few_runs(face: str) -> None:
+    findings = Fuzz(face, 2, range(FEW_RUNS)).run()
     assert not findings, "\n".join(findings)
 
 
@@ -45,12 +53,40 @@ def test_a_lease_without_its_key_is_found(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.parametrize(
     ("limit", "value", "found"),
-    [("MOST_REQUESTS", 1, "requests in one run"), ("MOST_IDLE_CPU", -1.0, "idle")],
+    [
+        ("MOST_REQUESTS", 1, ["requests in one run"]),
+        ("MOST_IDLE_CPU", -1.0, ["while open clients are idle", "while all clients are closed"]),
+    ],
 )
-def test_every_limit_is_looked_at(limit: str, value: float, found: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_limit_is_looked_at(limit: str, value: float, found: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fuzz, limit, value)
     findings = Fuzz("blocking", 1, range(3)).run()
-    assert any(found in finding for finding in findings), findings
+    assert all(any(text in finding for finding in findings) for text in found), findings
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_an_open_client_that_spins_without_requests_is_found(face: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    recover, closing, closed = Run._recover, Run._closing, threading.Event()
+
+    def spin() -> None:
+        while not closed.is_set():
+            pass
+
+    async def recover_and_spin(run: Run) -> None:
+        await recover(run)
+        closed.clear()
+        threading.Thread(target=spin).start()
+
+    def stop_spinning(run: Run) -> Any:
+        closed.set()
+        return closing(run)
+
+    monkeypatch.setattr(Run, "_recover", recover_and_spin)
+    monkeypatch.setattr(Run, "_closing", stop_spinning)
+    monkeypatch.setattr(fuzz, "LANES", 1)
+    monkeypatch.setattr(fuzz, "MOST_IDLE_CPU", 0.1)  # the test may get a small part of a core
+    findings = Fuzz(face, 1, range(1)).run()
+    assert any("while open clients are idle" in finding for finding in findings), findings
 
 
 def test_a_call_that_takes_too_long_is_found(

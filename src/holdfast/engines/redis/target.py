@@ -9,10 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import encodings.idna  # noqa: F401 (else the first host look-up imports it, and a fork at that moment hangs the child)
-import inspect
 import os
-import re
-import socket
 import sys
 import time
 import warnings
@@ -26,13 +23,12 @@ from holdfast.engines.capabilities import require
 from holdfast.engines.local.server import ensure
 from holdfast.engines.others import resolve_other
 from holdfast.engines.redis.sentinel import Node, Sentinels
+from holdfast.engines.redis.settings import check_settings, cleaned, keep_alive, read_url
 from holdfast.errors import InvalidConfig, LocalOnlyWarning, Unavailable
 from holdfast.lua import SCRIPTS, SHARDED, Script
-from holdfast.url import Location, locate, redact
+from holdfast.url import Location, locate
 
 _FILES: Final = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
-# In seconds, except TCP_KEEPCNT (a count) and TCP_USER_TIMEOUT (ms): how long sent data may stay unacknowledged.
-_KEEP_ALIVE: Final = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 20_000}
 _MOST_READS: Final = 256  # of 64 KiB at most, for one handshake
 
 _told = False
@@ -200,11 +196,11 @@ def _flavour(aio: bool) -> ModuleType:
 def _resolve_url(location: Location, url: str, flavour: ModuleType) -> Target:
     if location.engine == "local":
         return _resolve_local(location, flavour)
-    target = _target(location.address, *_parse(location.redis_url, url, flavour), flavour)
+    target = _target(location.address, *read_url(location.redis_url, url, flavour), flavour)
     if location.engine == "cluster":
         target = target._replace(engine="cluster", seeds=location.hosts)
     if location.engine == "sentinel":
-        sentinel_class, settings = _parse(location.sentinel_url, url, flavour)
+        sentinel_class, settings = read_url(location.sentinel_url, url, flavour)
         nodes = [
             _node(sentinel_class, {**settings, "host": host, "port": port}, flavour) for host, port in location.hosts
         ]
@@ -224,31 +220,11 @@ def _resolve_local(location: Location, flavour: ModuleType) -> Target:
     return Target(
         location.address,
         flavour.UnixDomainSocketConnection,
-        _cleaned({}, flavour),
+        cleaned({}, flavour),
         prepare_async if _is_aio(flavour) else prepare,
         starts_server=True,
         engine="local",
     )
-
-
-def _parse(redis_url: str, url: str, flavour: ModuleType) -> tuple[type[Any], dict[str, Any]]:
-    """The connection class and settings of redis-py for ``redis_url``, which was made from the user's ``url``."""
-    try:
-        settings = dict(flavour.parse_url(redis_url))
-    except ValueError as error:
-        # The text may quote the URL with its password, so only the name of the option is taken from it.
-        named = re.search(r"value for '(\w+)'", str(error))
-        problem = f"the value of {named[1]} cannot be read" if named else "it cannot be read"
-        raise InvalidConfig(f"URL {redact(url)!r}", problem) from None
-    connection_class = settings.pop("connection_class", flavour.Connection)
-    try:
-        connection_class(**_cleaned(settings, flavour))  # opens nothing, but checks the options
-    except TypeError as error:
-        # If there are credentials among the options, the unknown option may be a part of them, not percent-encoded.
-        secret = re.search(r"[?&][^=&]*(password|username)", url)
-        option = "one of its options" if secret else str(error).rpartition("argument ")[2]
-        raise InvalidConfig(f"URL {redact(url)!r}", f"{option} is no option of a connection") from None
-    return connection_class, settings
 
 
 def _behind(sentinels: Sentinels, target: Target, flavour: ModuleType) -> Target:
@@ -259,7 +235,9 @@ def _behind(sentinels: Sentinels, target: Target, flavour: ModuleType) -> Target
 
 
 def _node(connection_class: type[Any], settings: dict[str, Any], flavour: ModuleType) -> Node:
-    return Node(f"{settings['host']}:{settings['port']}", connection_class, _cleaned(settings, flavour))
+    address = f"{settings['host']}:{settings['port']}"
+    check_settings(f"Sentinel {address}", connection_class, settings, flavour)
+    return Node(address, connection_class, cleaned(settings, flavour))
 
 
 def _resolve_client(client: object, aio: bool) -> Target:
@@ -296,7 +274,7 @@ def _resolve_client(client: object, aio: bool) -> Target:
         )
     if isinstance(pool, (redis.sentinel.SentinelConnectionPool, redis.asyncio.sentinel.SentinelConnectionPool)):
         return _resolve_sentinel_client(pool, _flavour(aio))
-    return _target(_address(settings), connection_class, settings, _flavour(aio))
+    return _target_of_client(_address(settings), connection_class, settings, _flavour(aio))
 
 
 def _resolve_cluster_client(client: Any, flavour: ModuleType) -> Target:
@@ -315,7 +293,8 @@ def _resolve_cluster_client(client: Any, flavour: ModuleType) -> Target:
     seeds = tuple((node.host, int(node.port)) for node in nodes)
     where = ",".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in seeds)
     tls = issubclass(connection_class, flavour.SSLConnection)
-    target = _target(f"{'rediss' if tls else 'redis'}+cluster://{where}", connection_class, settings, flavour)
+    address = f"{'rediss' if tls else 'redis'}+cluster://{where}"
+    target = _target_of_client(address, connection_class, settings, flavour)
     return target._replace(engine="cluster", seeds=seeds, remap=manager.address_remap)
 
 
@@ -332,7 +311,7 @@ def _resolve_sentinel_client(pool: Any, flavour: ModuleType) -> Target:
         for sentinel in manager.sentinels
     ]
     where, scheme = ",".join(node.address for node in nodes), "rediss+sentinel" if tls else "redis+sentinel"
-    target = _target(
+    target = _target_of_client(
         f"{scheme}://{where}/{pool.service_name}/{settings.get('db') or 0}",
         flavour.SSLConnection if tls else flavour.Connection,
         settings,
@@ -347,50 +326,21 @@ def _resolve_sentinel_client(pool: Any, flavour: ModuleType) -> Target:
     return _behind(sentinels, target, flavour)
 
 
+def _target_of_client(
+    address: str, connection_class: type[Any], settings: dict[str, Any], flavour: ModuleType
+) -> Target:
+    check_settings(f"the client of {address}", connection_class, settings, flavour)
+    return _target(address, connection_class, settings, flavour)
+
+
 def _target(address: str, connection_class: type[Any], settings: dict[str, Any], flavour: ModuleType) -> Target:
-    kept = _cleaned(settings, flavour)
+    kept = cleaned(settings, flavour)
     if issubclass(connection_class, flavour.Connection):  # over TCP
-        _keep_alive(kept, flavour)
+        keep_alive(kept, flavour)
     return Target(address, connection_class, kept, tls=issubclass(connection_class, flavour.SSLConnection))
-
-
-def _keep_alive(settings: dict[str, Any], flavour: ModuleType) -> None:
-    """Turn TCP keep-alive on, unless the user has set it.
-
-    A subscriber or an idle connection may be silent for hours. A router may then drop it without notice.
-    """
-    unset = inspect.signature(flavour.Connection.__init__).parameters["socket_keepalive_options"].default
-    if settings.get("socket_keepalive") is False or settings.get("socket_keepalive_options", unset) is not unset:
-        return
-    settings["socket_keepalive"] = True
-    settings["socket_keepalive_options"] = {
-        getattr(socket, option): value for option, value in _KEEP_ALIVE.items() if hasattr(socket, option)
-    }
 
 
 def _address(settings: dict[str, Any]) -> str:
     if path := settings.get("path"):
         return f"unix://{path}"
     return f"redis://{settings.get('host', 'localhost')}:{settings.get('port', 6379)}/{settings.get('db') or 0}"
-
-
-def _cleaned(settings: dict[str, Any], flavour: ModuleType) -> dict[str, Any]:
-    """The user's settings, without those of the pool and of redis-py's own calls."""
-    kept = {
-        option: value
-        for option, value in settings.items()
-        if not option.startswith(("maint_notifications", "oss_cluster_maint", "orig_", "himport", "event_dispatcher"))
-    }
-    kept.update(
-        decode_responses=False,
-        encoding="utf-8",
-        protocol=2,
-        health_check_interval=0,
-        retry=flavour.Retry(flavour.NoBackoff(), 0),
-        retry_on_timeout=False,
-        retry_on_error=[],
-    )
-    # CLIENT SETINFO at connect costs two round trips and needs a permission. How to turn it off depends on the version.
-    known = inspect.signature(flavour.AbstractConnection.__init__).parameters
-    kept.update({"driver_info": None} if "driver_info" in known else {"lib_name": None, "lib_version": None})
-    return kept

@@ -112,6 +112,13 @@ class Template:
             raise InvalidConfig(self._shown, f"{shown} is no argument of the function, whose arguments are: {choice}")
         return root
 
+    def shape(self) -> str:
+        """The pattern without the names of its fields. Templates of the same shape make the same names."""
+        return "".join(
+            re.sub("[{}]", r"\g<0>\g<0>", field.text) + (str(field._replace(path="")) if field.path else "")
+            for field in self._fields
+        )
+
     def sample(self) -> str:
         """An example of a name, to check whether such names are valid."""
         return "".join(field.text + ("x" if field.path else "") for field in self._fields)
