@@ -37,6 +37,7 @@ SCHEMES: Final = (
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")
 _PARTS = re.compile(r"([^/?#]*)([^?#]*)\??([^#]*)(#?.*)", re.DOTALL)  # hosts, path, options, fragment
+MAX_FENCE_FLOOR: Final = 8 * 10**15  # fences are below 2**53; this leaves room for 10**15 revisions of etcd
 _HOST = re.compile(r"(\[[^][]+\]|[^][:]*)(?::([0-9]{1,5}))?")
 _NO_PORT = re.compile(r"^[^/@]*:(?!\d{1,5}(/|$))", re.DOTALL)
 _YES_NO: Final = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
@@ -189,8 +190,9 @@ def _locate_other(scheme: str, rest: str, shown: str) -> Location:
             options = f"its options are {', '.join(known)}" if known else "it takes no options"
             raise InvalidConfig(f"URL {shown!r}", f"{name:.40} is no option of {scheme}://; {options}")
         settings[name] = unquote(value)
-    if not re.fullmatch("[0-9]{1,16}", settings.get("fence_floor", "0")):
-        raise InvalidConfig(f"URL {shown!r}", "its fence_floor is not a whole number of at most 16 digits")
+    floor = settings.get("fence_floor", "0")
+    if not re.fullmatch("[0-9]{1,16}", floor) or int(floor) > MAX_FENCE_FLOOR:
+        raise InvalidConfig(f"URL {shown!r}", f"its fence_floor is not a whole number up to {MAX_FENCE_FLOOR}")
     if at:
         settings["user"], _, settings["password"] = (unquote(part) for part in user.partition(":"))
     return Location(engine, f"{scheme}://{_shown(hosts)}", hosts=hosts, settings=settings)

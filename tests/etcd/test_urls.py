@@ -31,6 +31,7 @@ def test_credentials_are_percent_decoded_and_never_shown() -> None:
         ("etcd://h1?ssl_ca_certs=x", "no option of etcd://"),
         ("etcds://h1?verify=x", "its options are fence_floor, ssl_ca_certs"),
         ("etcd://h1?fence_floor=-1", "whole number"),
+        ("etcd://h1?fence_floor=8000000000000001", "up to 8000000000000000"),
         ("etcd://h1#x", "'#'"),
         ("etcd://:secret@h1", "it has a password and no user"),
         ("memcached://", "a host is missing"),

@@ -172,6 +172,13 @@ def test_no_frame_of_the_command_line_keeps_a_malformed_url(monkeypatch: pytest.
     assert CORE not in locals_of(end.value)
 
 
+@pytest.mark.parametrize("options", [{"namespace": "a\nb"}, {"timeout": -1}, {"cohort": -1}, {"on_event": 1}])
+def test_no_frame_of_connect_keeps_a_password_whatever_is_refused(connect: Any, options: dict[str, Any]) -> None:
+    with pytest.raises(holdfast.HoldfastError) as caught:
+        connect(f"redis://user:{CORE}@127.0.0.1", **options)
+    assert CORE not in all_that_is_shown(caught.value)
+
+
 def test_wrong_password_is_not_shown(connect: Any) -> None:
     with Server("--requirepass", "another") as server:
         url = server.url.replace("//", f"//default:{CORE}@")

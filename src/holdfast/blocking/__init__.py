@@ -18,10 +18,9 @@ from holdfast.blocking.locks import Lock, MultiLock, ReadLock, Recipe, RLock, RW
 from holdfast.drivers.blocking import Driver
 from holdfast.drivers.observing import Observers
 from holdfast.drivers.traces import cut_short
-from holdfast.engines.redis.target import resolve
+from holdfast.engines.redis.target import MAX_FENCE_FLOOR, resolve
 from holdfast.errors import HoldfastError
 from holdfast.events import Hook, checked_hooks
-from holdfast.lease import MAX_FENCE
 from holdfast.options import LockKeywords, client_options, lock_options, whole, with_options_of
 from holdfast.protocol.kinds.election import Leader
 
@@ -76,7 +75,7 @@ def connect(
     try:
         observers = Observers(checked_hooks(on_event))
         if fence_floor is not None:
-            fence_floor = whole("fence_floor", fence_floor, most=MAX_FENCE)
+            fence_floor = whole("fence_floor", fence_floor, most=MAX_FENCE_FLOOR)
         resolved = resolve(target, aio=False, replicas=replicas, fence_floor=fence_floor)
         shared = client_options(
             timeout=timeout,
@@ -88,11 +87,11 @@ def connect(
             on_lost=on_lost,
             choices=Client._on_lost_choices,
         )
+        driver = Driver(resolved, namespace=namespace, observers=observers)
+        return Client(driver, namespace=namespace, shared=shared)
     except HoldfastError as error:
         cut_short(error)  # error reporters show the locals of frames, and the URL may hold a password
         raise
-    driver = Driver(resolved, namespace=namespace, observers=observers)
-    return Client(driver, namespace=namespace, shared=shared)
 
 
 _default: Client | None = None
