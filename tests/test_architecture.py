@@ -27,6 +27,7 @@ FACE = {
         "options",
         "protocol",
         "statistics",
+        "url",
     ),
 }
 

@@ -18,11 +18,12 @@ from holdfast.blocking.locks import Lock, MultiLock, ReadLock, Recipe, RLock, RW
 from holdfast.drivers.blocking import Driver
 from holdfast.drivers.observing import Observers
 from holdfast.drivers.traces import cut_short
-from holdfast.engines.redis.target import MAX_FENCE_FLOOR, resolve
+from holdfast.engines.redis.target import resolve
 from holdfast.errors import HoldfastError
 from holdfast.events import Hook, checked_hooks
 from holdfast.options import LockKeywords, client_options, lock_options, whole, with_options_of
 from holdfast.protocol.kinds.election import Leader
+from holdfast.url import MAX_FENCE_FLOOR
 
 __all__ = [
     "Cached",

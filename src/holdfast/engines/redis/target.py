@@ -26,7 +26,6 @@ from holdfast.engines.redis.sentinel import Node, Sentinels
 from holdfast.engines.redis.settings import check_settings, cleaned, keep_alive, read_url
 from holdfast.errors import InvalidConfig, LocalOnlyWarning, Unavailable
 from holdfast.lua import SCRIPTS, SHARDED, Script
-from holdfast.url import MAX_FENCE_FLOOR as MAX_FENCE_FLOOR
 from holdfast.url import Location, locate
 
 _FILES: Final = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
