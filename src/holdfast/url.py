@@ -112,7 +112,7 @@ def locate(url: str) -> Location:
         return Location("redis", f"unix://{unquote(parts.path)}", redis_url=redis_url, replicas=replicas)
     if not parts.hostname:
         raise InvalidConfig(f"URL {shown!r}", f"it names no host; write {scheme}://host:6379/0")
-    database = _check_database(parts.path.strip("/"), shown)
+    database = _check_database(parts.path.strip("/"), options, shown)
     address = f"{scheme}://{parts.hostname}:{6379 if port is None else port}/{database}"
     return Location("redis", address, redis_url=redis_url, replicas=replicas)
 
@@ -129,7 +129,7 @@ def _locate_several(scheme: str, rest: str, shown: str) -> Location:
     where = _shown(hosts)
     named = [unquote(part) for part in path.removeprefix("/").rstrip("/").split("/")]
     if engine == "cluster":
-        if named not in ([""], ["0"]):
+        if named not in ([""], ["0"]) or _check_database("", options, shown) != "0":
             raise InvalidConfig(
                 f"URL {shown!r}", f"a cluster has database 0 only; write {scheme}://{_EXAMPLES[engine]}"
             )
@@ -138,7 +138,7 @@ def _locate_several(scheme: str, rest: str, shown: str) -> Location:
     if not named[0] or len(named) > 2:
         problem = "its path is not /service/database" if named[0] else "it names no service, as the Sentinels know it"
         raise InvalidConfig(f"URL {shown!r}", f"{problem}; write {scheme}://{_EXAMPLES[engine]}")
-    database = _check_database(named[1] if len(named) > 1 else "", shown)
+    database = _check_database(named[1] if len(named) > 1 else "", options, shown)
     own, of_sentinels = _split_options(options)
     return Location(
         engine,
@@ -208,7 +208,9 @@ def _check_host(place: str, scheme: str, shown: str) -> tuple[str, int]:
     return unquote(found[1].strip("[]")), int(found[2] or _PORTS[_SEVERAL[scheme]])
 
 
-def _check_database(database: str, shown: str) -> str:
+def _check_database(path: str, options: list[str], shown: str) -> str:
+    """The number of the database: that of the option ``db=``, as for redis-py, or of the path."""
+    database = ([path] + [option.partition("=")[2] for option in options if option.startswith("db=")])[-1]
     if database and not re.fullmatch("[0-9]+", database):
         raise InvalidConfig(f"URL {shown!r}", "its database is not a number; write /0, for example")
     return database or "0"

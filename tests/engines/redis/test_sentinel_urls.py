@@ -229,3 +229,24 @@ def test_settings_of_redis_py_are_kept() -> None:
     with pytest.raises(holdfast.Unavailable):
         play.find(h0=state_of(7000, 1))
     assert Play(1, forced_host="proxy").find(h0=state_of(7000, 1)) == ("proxy", 7000)
+
+
+@pytest.mark.parametrize(
+    ("url", "address"),
+    [
+        ("redis://h1?db=5", "redis://h1:6379/5"),
+        ("redis://h1/1?db=5", "redis://h1:6379/5"),
+        ("redis+sentinel://h1/mymaster?db=5", "redis+sentinel://h1:26379/mymaster/5"),
+        ("redis+cluster://h1?db=0", "redis+cluster://h1:6379"),
+    ],
+)
+def test_a_database_among_the_options_is_in_the_address(url: str, address: str) -> None:
+    assert resolve(url, aio=False).address == address
+
+
+@pytest.mark.parametrize(
+    ("url", "problem"), [("redis+cluster://h1?db=1", "database 0 only"), ("redis://h1?db=x", "is not a number")]
+)
+def test_a_database_that_cannot_be_is_refused(url: str, problem: str) -> None:
+    with pytest.raises(holdfast.InvalidConfig, match=problem):
+        resolve(url, aio=False)

@@ -36,11 +36,12 @@ SHORT = 0.1
 
 
 class Board:
-    """A switchboard that notes what it is told."""
+    """A notification router that notes what it is told."""
 
     def __init__(self) -> None:
         self.channel = "holdfast:bell:test"
         self.armed = False
+        self.shards = None
         self.needed = True
         self.delivered: list[tuple[bytes, float]] = []
         self.written: list[str] = []
