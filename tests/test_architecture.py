@@ -80,7 +80,7 @@ MAY_IMPORT = {
     },  # aio and guard when they are first used
 }
 NEVER_IN_PROTOCOL = {"time", "threading", "asyncio", "random", "secrets", "socket", "redis", "os", "signal"}
-ONLY_IN_ENGINES_AND_DRIVERS = {"redis", "hiredis", "httpx", "pymemcache"}
+ONLY_IN_ENGINES_AND_DRIVERS = {"redis", "hiredis", "httpx", "httpcore", "pymemcache"}
 
 
 def part_of(module: Path) -> str:

@@ -13,9 +13,10 @@ from typing import Any
 
 import httpx
 
-from holdfast.engines.etcd import failures
-from holdfast.engines.etcd.conversation import HttpCall, Members, converse
+from holdfast.engines.etcd import failures, gateway
+from holdfast.engines.etcd.conversation import NO_ANSWER, HttpCall, Members, converse
 from holdfast.engines.etcd.target import EtcdTarget, wall_us
+from holdfast.engines.etcd.transport import aio_transport, aread_body
 from holdfast.engines.etcd.watches import MOST_STREAMS, Watches
 from holdfast.engines.others import Connection
 from holdfast.protocol.effects import Scan, StepFailed
@@ -69,6 +70,10 @@ class Engine:
             if not future.done():
                 future.set_exception(failed)
                 future.exception()  # marks it as retrieved: the caller may have left just now
+        except Exception as error:  # a mistake of ours, which the caller should see
+            if not future.done():
+                future.set_exception(error)
+                future.exception()
         except BaseException as error:
             if not future.done():
                 future.set_exception(failures.client_closed(self.address))
@@ -108,18 +113,23 @@ class Engine:
                     continue
                 try:
                     value = await self._post(asked)
-                except httpx.HTTPError as error:
+                except NO_ANSWER as error:
                     advance, value = conversation.throw, error
         except StopIteration as done:
             return done.value
+        finally:
+            value = None  # the traceback of an error refers to this frame: break the cycle
 
-    async def _post(self, call: HttpCall) -> tuple[int, bytes]:
+    async def _post(self, call: HttpCall) -> tuple[int, Any]:
         transport = self._transport
         if transport is None:
-            transport = self._transport = httpx.AsyncHTTPTransport(**self._target.settings())
+            transport = self._transport = aio_transport(self._target)
         answer = await transport.handle_async_request(call.request())
         try:
-            return answer.status_code, await answer.aread()
+            return answer.status_code, call.content(answer.status_code, await aread_body(answer))
+        except gateway.Unreadable:
+            await answer.extensions["network_stream"].aclose()  # else another request might get the rest of this reply
+            raise
         finally:
             await answer.aclose()
 

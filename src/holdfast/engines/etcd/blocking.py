@@ -8,9 +8,10 @@ from typing import Any
 
 import httpx
 
-from holdfast.engines.etcd import failures
-from holdfast.engines.etcd.conversation import HttpCall, Members, converse
+from holdfast.engines.etcd import failures, gateway
+from holdfast.engines.etcd.conversation import NO_ANSWER, HttpCall, Members, converse
 from holdfast.engines.etcd.target import EtcdTarget, wall_us
+from holdfast.engines.etcd.transport import blocking_transport, read_body
 from holdfast.engines.etcd.watches import MOST_STREAMS, WatchThread
 from holdfast.protocol.effects import Scan, StepFailed
 from holdfast.protocol.intents.programs import can_join, joint_program, program_of
@@ -77,23 +78,28 @@ class Engine:
                     continue
                 try:
                     value = self._post(asked)
-                except httpx.HTTPError as error:
+                except NO_ANSWER as error:
                     advance, value = conversation.throw, error
         except StopIteration as done:
             return done.value
+        finally:
+            value = None  # the traceback of an error refers to this frame: break the cycle
 
-    def _post(self, call: HttpCall) -> tuple[int, bytes]:
+    def _post(self, call: HttpCall) -> tuple[int, Any]:
         transport = self._transport or self._make_transport()
         answer = transport.handle_request(call.request())
         try:
-            return answer.status_code, answer.read()
+            return answer.status_code, call.content(answer.status_code, read_body(answer))
+        except gateway.Unreadable:
+            answer.extensions["network_stream"].close()  # else another request might get the rest of this reply
+            raise
         finally:
             answer.close()
 
     def _make_transport(self) -> httpx.HTTPTransport:
         with self._making:
             if self._transport is None:
-                self._transport = httpx.HTTPTransport(**self._target.settings())
+                self._transport = blocking_transport(self._target)
             return self._transport
 
     # What a driver needs from its shared connection.

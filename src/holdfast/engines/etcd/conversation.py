@@ -1,30 +1,33 @@
 """The requests of a program as HTTP calls: to which member, with which credentials, and what an answer means.
 
-Both engines run the same generator: it yields an ``HttpCall`` and is sent status and body, or the error of httpx. It
-also yields each Watch and Unwatch of the program, which the engine starts and ends.
+Both engines run the same generator: it yields an ``HttpCall`` and is sent status and content, or an error of
+``NO_ANSWER`` is thrown at it. It also yields each Watch and Unwatch of the program, which the engine starts and ends.
 
 Any member can serve any request, because all requests go through the leader of etcd. A client stays with one member. If
 that member cannot be reached, the request goes to the next one at once, because nothing was sent. If the member does
-not answer, or says that there is no leader, the next try goes to another member.
+not answer, sends no reply of etcd, or says that there is no leader, the next try goes to another member.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Generator
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import httpx
 
 from holdfast.engines.etcd import failures, gateway
 from holdfast.engines.etcd.target import EtcdTarget
+from holdfast.engines.etcd.transport import Deadline
 from holdfast.errors import Unavailable
 from holdfast.protocol.effects import StepFailed
 from holdfast.protocol.intents.requests import Answer, LeaseGone, Program, Request, Unwatch, Watch
 
 _OK: Final = 200
 _LEAST: Final = 0.01  # seconds that the last request of a program gets at least
+NO_ANSWER: Final = (httpx.HTTPError, gateway.Unreadable)  # why a call has no answer
+# What a program raises if the answers to its requests do not fit together, or a value in them is not what it can be.
+_UNFIT: Final = (LookupError, ValueError, TypeError, AttributeError, ArithmeticError, RecursionError)
 
 
 class Patience:
@@ -44,13 +47,18 @@ class HttpCall(NamedTuple):
     body: bytes
     headers: dict[str, str]
     timeout: float
+    read: Callable[[bytearray], Any]  # what a body says; Unreadable if it is none of etcd
 
     def __repr__(self) -> str:
         return f"<call of {self.url}>"  # the rest holds tokens
 
+    def content(self, status: int, body: bytearray) -> Any:
+        """What an answer says, or the message of an error reply."""
+        return self.read(body) if status == _OK else failures.message_of(body)
+
     def request(self) -> httpx.Request:
         """For a transport of httpx. Its client would add cookies, redirections and a second look at the URL."""
-        timeouts = dict.fromkeys(("connect", "read", "write", "pool"), self.timeout)
+        timeouts = dict.fromkeys(("connect", "read", "write", "pool"), Deadline(self.timeout))
         url = _parsed(self.url)
         return httpx.Request("POST", url, headers=self.headers, content=self.body, extensions={"timeout": timeouts})
 
@@ -119,22 +127,22 @@ def converse(program: Program, members: Members, timeout: float, now: Callable[[
         return done.value
     except StepFailed as failed:
         failed.sent = failed.sent or sent
-        raise
+        raise failed.with_traceback(None) from failed.__cause__  # the frames below refer to it: break the cycle
+    except _UNFIT as error:
+        if not sent:
+            raise  # there was no answer yet, so it is a mistake of ours
+        raise failures.unreadable(members.shown, error) from error
     finally:
         program.close()
 
 
 def _exchange(request: Any, members: Members, patience: Patience) -> Any:
     path, body = gateway.write(request)
-    status, answer, where = yield from _ask_any(path, body, members, patience)
+    status, content, where = yield from _ask_any(path, body, partial(gateway.read, request), members, patience)
     if status == _OK:
-        try:
-            result = gateway.read(request, answer)
-        except gateway.Unreadable:
-            raise failures.unreadable(where) from None
         members.ever_answered = True
-        return result
-    message = failures.message_of(answer)
+        return content
+    message: str = content
     if failures.LEASE_UNKNOWN in message:
         raise LeaseGone
     failed = failures.refusal(status, message, where)
@@ -146,43 +154,42 @@ def _exchange(request: Any, members: Members, patience: Patience) -> Any:
 
 
 def _ask_any(
-    path: str, body: bytes, members: Members, patience: Patience
-) -> Generator[HttpCall, Any, tuple[int, bytes, str]]:
-    """Status, body and sender of the answer, with a valid token if the cluster has users."""
+    path: str, body: bytes, read: Callable[[bytearray], Any], members: Members, patience: Patience
+) -> Generator[HttpCall, Any, tuple[int, Any, str]]:
+    """Status, content and sender of the answer, with a valid token if the cluster has users."""
     target = members.target
     if target.user and not members.token:
         yield from _authenticate(members, patience)
-    status, answer, where = yield from _ask_reachable(path, body, members, patience)
-    if status != _OK and target.user and failures.is_stale_token(failures.message_of(answer)):
+    status, content, where = yield from _ask_reachable(path, body, read, members, patience)
+    if status != _OK and target.user and failures.is_stale_token(content):
         members.token = ""
         yield from _authenticate(members, patience)
-        status, answer, where = yield from _ask_reachable(path, body, members, patience)
-    return status, answer, where
+        status, content, where = yield from _ask_reachable(path, body, read, members, patience)
+    return status, content, where
 
 
 def _authenticate(members: Members, patience: Patience) -> Generator[HttpCall, Any, None]:
     who = gateway.body({"name": members.target.user, "password": members.target.password})
-    status, answer, where = yield from _ask_reachable(gateway.AUTHENTICATE, who, members, patience)
+    status, content, where = yield from _ask_reachable(gateway.AUTHENTICATE, who, gateway.read_token, members, patience)
     if status != _OK:
-        failed = failures.refusal(status, failures.message_of(answer), where)
+        failed = failures.refusal(status, content, where)
         failed.sent = False
         raise failed
-    try:
-        members.token = str(json.loads(answer)["token"])
-    except (ValueError, KeyError, TypeError):
-        raise failures.unreadable(where) from None
+    members.token = content
 
 
 def _ask_reachable(
-    path: str, body: bytes, members: Members, patience: Patience
-) -> Generator[HttpCall, Any, tuple[int, bytes, str]]:
+    path: str, body: bytes, read: Callable[[bytearray], Any], members: Members, patience: Patience
+) -> Generator[HttpCall, Any, tuple[int, Any, str]]:
     """The answer of the first member that can be reached."""
     causes: dict[str, str] = {}
     for left in reversed(range(len(members.urls))):
         url, where = members.url, members.shown
         try:
-            status, answer = yield HttpCall(url + path, body, members.headers(), max(_LEAST, patience.left()))
-            return status, answer, where
+            status, content = yield HttpCall(url + path, body, members.headers(), max(_LEAST, patience.left()), read)
+            return status, content, where
+        except gateway.Unreadable as error:
+            failed = failures.unreadable(where, error)
         except httpx.HTTPError as error:
             failed = failures.transport_failure(
                 error, where, patience.seconds, ever_answered=members.ever_answered, tls=members.target.tls

@@ -8,10 +8,15 @@ from typing import Any, Final
 
 import httpx
 
+from holdfast.engines.etcd.transport import ReplyTooLong
+from holdfast.engines.redis.protocol import LONGEST_REPLY
 from holdfast.errors import HoldfastError, Unavailable, printable, rounded
 from holdfast.protocol.effects import StepFailed
 
 LEASE_UNKNOWN: Final = "requested lease not found"
+_LONGEST_MESSAGE: Final = 2**16  # bytes of an error reply
+_ENDED: Final = ("disconnected", "closed connection")  # in the text of a protocol error: the server closed too early
+_NO_REPLY: Final = "it sent something that is no reply of etcd"
 _TOKEN: Final = ("invalid auth token", "revision of auth store is old")
 _CREDENTIALS: Final = "Check user and password in the URL: etcd://user:password@host"
 # Part of the message, what it means, what to do, whether it goes away, whether the request may have taken effect.
@@ -37,13 +42,15 @@ _REFUSALS: Final = (
 )
 
 
-def message_of(answer: bytes) -> str:
-    """The message of an error reply."""
+def message_of(answer: bytes | bytearray) -> str:
+    """The message of an error reply; "" if it is none of etcd."""
+    if len(answer) > _LONGEST_MESSAGE:
+        return ""
     try:
         content: Any = json.loads(answer)
         content = content.get("error", content)
         return str(content.get("message", content) if isinstance(content, dict) else content)
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, RecursionError):
         return ""
 
 
@@ -69,9 +76,9 @@ _NO_ETCD: Final = (
 )
 
 
-def unreadable(address: str) -> StepFailed:
-    error = Unavailable({address: "it sent something that is no reply of etcd"}, _NO_ETCD)
-    return _failed(error, None, sent=True, retry=True, ever_answered=False)
+def unreadable(address: str, cause: BaseException | None = None) -> StepFailed:
+    error = Unavailable({address: _NO_REPLY}, _NO_ETCD)
+    return _failed(error, cause, sent=True, retry=True, ever_answered=False)
 
 
 def silence(
@@ -102,10 +109,7 @@ def transport_failure(
     if isinstance(error, httpx.TimeoutException):
         return silence(address, timeout, error, sent=sent, ever_answered=ever_answered)
     if sent:
-        what, advice = "the connection was lost", "Is the server still running?"
-        if not ever_answered:
-            what = "the connection was lost without an answer"
-            advice = f"Check the port, and whether it expects {'no TLS (etcd://)' if tls else 'TLS (etcds://)'}"
+        what, advice = _why_no_answer(error, ever_answered=ever_answered, tls=tls)
         failed = _failed(
             Unavailable({address: what}, advice), error, sent=True, retry=True, ever_answered=ever_answered
         )
@@ -113,6 +117,17 @@ def transport_failure(
         return failed
     what, advice = _why_no_connection(error, tls=tls)
     return _failed(Unavailable({address: what}, advice), error, sent=False, retry=ever_answered)
+
+
+def _why_no_answer(error: httpx.HTTPError, *, ever_answered: bool, tls: bool) -> tuple[str, str]:
+    if isinstance(error, ReplyTooLong):
+        what = f"it sent a reply of more than {LONGEST_REPLY // 2**20} MiB"
+        return what, "Check that an etcd server answers at this address"
+    ended = not isinstance(error, httpx.RemoteProtocolError) or any(part in str(error) for part in _ENDED)
+    if ended and ever_answered:
+        return "the connection was lost", "Is the server still running?"
+    what = "the connection was lost without an answer" if ended else _NO_REPLY
+    return what, f"Check the port, and whether it expects {'no TLS (etcd://)' if tls else 'TLS (etcds://)'}"
 
 
 def _why_no_connection(error: BaseException, *, tls: bool) -> tuple[str, str]:

@@ -38,6 +38,13 @@ WATCH: Final = "/v3/watch"
 AUTHENTICATE: Final = "/v3/auth/authenticate"
 
 _dumps: Final = json.JSONEncoder(separators=(",", ":")).encode
+_BEYOND: Final = 2**63  # numbers of etcd are less
+_LONGEST_TOKEN: Final = 2**16
+# What a body that etcd would not send can raise here. RecursionError: it is nested too deeply. OverflowError: Infinity.
+_UNLIKE_ETCD: Final = (
+    *(ValueError, KeyError, TypeError, AttributeError),
+    *(RecursionError, OverflowError, MemoryError),
+)
 
 
 class Unreadable(Exception):
@@ -54,6 +61,13 @@ def _coded(text: str) -> str:
 
 def _text(coded: str, errors: str = "replace") -> str:
     return b64decode(coded).decode(errors=errors)
+
+
+def _number(value: Any) -> int:
+    number = int(value)
+    if not -_BEYOND <= number < _BEYOND:
+        raise Unreadable
+    return number
 
 
 def write(request: Txn | GrantLease | KeepLease | ReadLease) -> tuple[str, bytes]:
@@ -117,14 +131,14 @@ def _operation(operation: Operation) -> dict[str, Any]:
     return {"request_range": content}
 
 
-def read(request: Txn | GrantLease | KeepLease | ReadLease, answer: bytes) -> TxnResult | LeaseLife:
+def read(request: Txn | GrantLease | KeepLease | ReadLease, answer: bytes | bytearray) -> TxnResult | LeaseLife:
     """The answer of etcd to this request. Unreadable if the body is not such an answer."""
     try:
         content = json.loads(answer)
         if type(request) is Txn:
-            revision = int(content["header"]["revision"])
+            revision = _number(content["header"]["revision"])
             if _is_delete(request):
-                return TxnResult(True, revision, (int(content.get("deleted", 0)),))
+                return TxnResult(True, revision, (_number(content.get("deleted", 0)),))
             succeeded = bool(content.get("succeeded", False))
             operations = request.then if succeeded else request.otherwise
             answers = content.get("responses", [])
@@ -133,27 +147,41 @@ def read(request: Txn | GrantLease | KeepLease | ReadLease, answer: bytes) -> Tx
             results = tuple(_result(one, each) for one, each in zip(operations, answers, strict=True))
             return TxnResult(succeeded, revision, results)
         life = content["result"] if type(request) is KeepLease else content
-        return LeaseLife(int(life.get("ID", 0)), max(0, int(life.get("TTL", 0))))
-    except (ValueError, KeyError, TypeError, AttributeError):
+        lease = LeaseLife(_number(life.get("ID", 0)), max(0, _number(life.get("TTL", 0))))
+    except _UNLIKE_ETCD:
         raise Unreadable from None
+    if type(request) is GrantLease and lease.lease <= 0:
+        raise Unreadable  # a key that is put with the lease 0 would never expire
+    return lease
+
+
+def read_token(answer: bytes | bytearray) -> str:
+    """The token of an answer to AUTHENTICATE. Unreadable if there is none that fits into a header."""
+    try:
+        token = json.loads(answer)["token"]
+        if token.isascii() and token.isprintable() and 0 < len(token) <= _LONGEST_TOKEN:
+            return str(token)
+    except _UNLIKE_ETCD:
+        pass
+    raise Unreadable
 
 
 def _result(operation: Operation, answer: dict[str, Any]) -> Any:
     if type(operation) is Put:
         return None
     if type(operation) is Delete:
-        return int(answer["response_delete_range"].get("deleted", 0))
+        return _number(answer["response_delete_range"].get("deleted", 0))
     content = answer["response_range"]
-    return Found(tuple(_item(each) for each in content.get("kvs", ())), int(content.get("count", 0)))
+    return Found(tuple(_item(each) for each in content.get("kvs", ())), _number(content.get("count", 0)))
 
 
 def _item(content: dict[str, Any]) -> Item:
     return Item(
         _text(content["key"], "surrogateescape"),
         _text(content.get("value", "")),
-        int(content["create_revision"]),
-        int(content["mod_revision"]),
-        int(content.get("lease", 0)),
+        _number(content["create_revision"]),
+        _number(content["mod_revision"]),
+        _number(content.get("lease", 0)),
     )
 
 
@@ -166,19 +194,19 @@ def write_watch(watch: Watch) -> bytes:
     return body({"create_request": content})
 
 
-def is_begun(line: str) -> bool:
+def is_begun(line: bytes) -> bool:
     """Whether a line of a watch only says that the watch has begun."""
     try:
         result = json.loads(line)["result"]
         return bool(result.get("created")) and not result.get("canceled") and not result.get("events")
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except _UNLIKE_ETCD:
         return False
 
 
-def is_event(line: str) -> bool:
+def is_event(line: bytes) -> bool:
     """Whether a line of a watch says that something changed, or that its revision was compacted."""
     try:
         result = json.loads(line)["result"]
         return bool(result.get("events") or int(result.get("compact_revision", 0)))
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except _UNLIKE_ETCD:
         return False

@@ -11,6 +11,9 @@ without a stream together (``present``); holders without a stream notice changes
 A stream ends with its first event. Later events belong to the next watch, from the revision of the next answer. A
 stream also ends if its first revision was compacted, if its member stops, or if its token has expired. That counts as
 an event too, but at most once a second: if a server refuses all watches, there is a pause between two requests.
+
+Under gevent there are no streams. The daemon thread would be a greenlet, and its event loop would run in the thread of
+the application, where no other event loop could run then: neither that of a second client nor ``asyncio.run()``.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any, Final
 
 import httpx
@@ -26,6 +29,7 @@ import httpx
 from holdfast.engines import greenlets
 from holdfast.engines.etcd import gateway
 from holdfast.engines.etcd.conversation import Members
+from holdfast.engines.etcd.transport import aio_transport
 from holdfast.protocol.intents.requests import Unwatch, Watch
 from holdfast.protocol.intents.session import Session
 from holdfast.protocol.wait.notifications import NotificationRouter
@@ -33,7 +37,11 @@ from holdfast.protocol.wait.notifications import NotificationRouter
 MOST_STREAMS: Final = 200
 
 _PAUSE: Final = 1.0  # seconds between two wake-ups by streams that failed
+_TIMEOUTS: Final = {"connect": 5.0, "write": 5.0}  # seconds; a watch may be silent for any time
+_LONGEST_LINE: Final = 2**20  # bytes; longer lines are not read, because that would delay other tasks
 _OK: Final = 200
+
+_warned: Final[list[bool]] = []  # not empty: it was logged that this process gets no notifications
 
 log = logging.getLogger("holdfast")
 
@@ -57,7 +65,7 @@ class Watches:
         self._session = session
         self._router = router
         self._now = now
-        self._client: httpx.AsyncClient | None = None
+        self._transport: httpx.AsyncHTTPTransport | None = None
         self._failed_at = float("-inf")
         self.by_key: dict[tuple[str, str, bool], Stream] = {}
         self.by_token: dict[str, Stream] = {}
@@ -116,18 +124,22 @@ class Watches:
 
     async def _read(self, watch: Watch) -> bool:
         """Whether an event has come; False if the stream was refused, or has ended without one."""
-        if self._client is None:
-            self._client = httpx.AsyncClient(**self._members.target.settings(), follow_redirects=False)
-        timeout = httpx.Timeout(5.0, read=None, pool=None)
+        if self._transport is None:
+            self._transport = aio_transport(self._members.target)
         url, headers = self._members.url + gateway.WATCH, self._members.headers()
-        body = gateway.write_watch(watch)
-        async with self._client.stream("POST", url, content=body, headers=headers, timeout=timeout) as answer:
+        asked = httpx.Request(
+            *("POST", url), headers=headers, content=gateway.write_watch(watch), extensions={"timeout": _TIMEOUTS}
+        )
+        answer = await self._transport.handle_async_request(asked)
+        try:
             if answer.status_code != _OK:
                 return False
-            async for line in answer.aiter_lines():
+            async for line in _lines(answer):
                 if line and not gateway.is_begun(line):
                     return gateway.is_event(line)
-        return False
+            return False
+        finally:
+            await answer.aclose()
 
     def _tell(self, watch: Watch) -> None:
         if watch.holder:
@@ -142,8 +154,33 @@ class Watches:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks, timeout=1.0)
-        if self._client is not None:
-            await self._client.aclose()
+        if self._transport is not None:
+            await self._transport.aclose()
+
+
+async def _lines(answer: httpx.Response) -> AsyncIterator[bytes]:
+    """The lines of a stream, which may end with a line that is too long."""
+    assert isinstance(answer.stream, httpx.AsyncByteStream)
+    rest = bytearray()
+    async for part in answer.stream:
+        first, *others = part.split(b"\n")
+        rest += first
+        for other in others:
+            yield bytes(rest)
+            rest = bytearray(other)
+        if len(rest) > _LONGEST_LINE:
+            log.debug("a watch ended: it sent a line of more than %s bytes", _LONGEST_LINE)
+            return
+    yield bytes(rest)
+
+
+def _warn_of_greenlets() -> None:
+    if not _warned:
+        _warned.append(True)
+        log.warning(
+            "under gevent, clients of etcd get no notifications: a waiter asks every half second, and a holder learns "
+            "of a loss at its next renewal"
+        )
 
 
 class WatchThread:
@@ -159,11 +196,13 @@ class WatchThread:
         self._thread: threading.Thread | None = None
         self._closed = False
         self._begun: set[str] = set()  # tokens with a watch; most tokens have none
-        self._marks: list[greenlets.Mark] = []
 
     def follow(self, request: Watch | Unwatch) -> None:
         if type(request) is Watch:
             if self._loop is None:
+                if greenlets.mark():
+                    _warn_of_greenlets()
+                    return
                 self.start()
             self._begun.add(request.token)
         elif request.token in self._begun:
@@ -183,7 +222,7 @@ class WatchThread:
 
     def start(self) -> None:
         with self._starting:
-            if self._loop is not None or self._closed:
+            if self._loop is not None or self._closed or greenlets.mark():
                 return
             loop = asyncio.new_event_loop()
             thread = threading.Thread(target=self._run, args=(loop,), name="holdfast-watches", daemon=True)
@@ -196,7 +235,6 @@ class WatchThread:
             self._loop, self._thread = loop, thread
 
     def _run(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._marks += greenlets.mark()
         asyncio.set_event_loop(loop)
         try:
             loop.run_forever()

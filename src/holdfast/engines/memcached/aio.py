@@ -41,9 +41,10 @@ class Engine:
 
     async def call_each(self, ops: Sequence[Any], timeout: float) -> list[Any]:
         try:
-            replies: list[Any] = await self._in_thread(self._inner.call_each, ops, timeout)
+            running = self._in_thread(self._inner.call_each, ops, timeout)
         except RuntimeError:  # the client was closed
             return [self._inner.closed_failure()] * len(ops)
+        replies: list[Any] = await running
         return replies
 
     def _in_thread(self, function: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:

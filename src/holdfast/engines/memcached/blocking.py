@@ -1,7 +1,4 @@
-"""The engine for threads: each step runs in the calling thread, on a connection of its own from a stack of idle ones.
-
-A connection is closed after an error, because the next command on it might get the reply to another one.
-"""
+"""The engine for threads: each step runs in the calling thread, on its own connection from a stack of idle ones."""
 
 from __future__ import annotations
 
@@ -11,10 +8,17 @@ from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Any, Final
 
-from pymemcache.client.base import Client
-from pymemcache.exceptions import MemcacheClientError, MemcacheError, MemcacheServerError, MemcacheUnknownCommandError
+from pymemcache.exceptions import (
+    MemcacheClientError,
+    MemcacheError,
+    MemcacheServerError,
+    MemcacheUnknownCommandError,
+    MemcacheUnknownError,
+)
 
+from holdfast.engines.memcached.connection import Connection, ReplyTooLong
 from holdfast.engines.memcached.target import MemcachedTarget
+from holdfast.engines.redis.protocol import LONGEST_REPLY
 from holdfast.errors import HoldfastError, Unavailable, Unsupported, printable, rounded
 from holdfast.protocol.effects import Command, Step, StepFailed
 from holdfast.protocol.memcached import Items, program_of
@@ -22,7 +26,6 @@ from holdfast.protocol.wait.notifications import NotificationRouter
 
 _LEAST: Final = 0.01  # seconds that the last command of a step gets at least
 _MOST_IDLE: Final = 32
-_KEEP_ALIVE: Final = "Is the server still running?"
 
 
 class Engine:
@@ -33,8 +36,8 @@ class Engine:
         self._where = target.host, target.port
         self._now = now
         self._items = Items()
-        self._idle: deque[Client] = deque()
-        self._open: set[Client] = set()
+        self._idle: deque[Connection] = deque()
+        self._open: set[Connection] = set()
         self._inherited: list[Any] = []  # from a parent process; if not kept, their sockets would be closed
         self._ever_answered = False
         self._closed = False
@@ -78,10 +81,10 @@ class Engine:
     def _execute(self, command: Command, timeout: float, deadline: float) -> Any:
         if self._closed:
             raise self.closed_failure()
-        left = max(_LEAST, deadline - monotonic())
-        connection = self._take(left, timeout)
+        deadline = max(deadline, monotonic() + _LEAST)
+        connection = self._take(deadline, timeout)
         try:
-            reply = _perform(connection, command)
+            reply = connection.perform(command, deadline)
         except BaseException as error:
             self._drop(connection)
             if isinstance(error, (OSError, MemcacheError)):
@@ -98,23 +101,23 @@ class Engine:
         error = Unavailable({self.address: "this client was closed"}, "Connect again, or close it later")
         return StepFailed(error, sent=False, retry=False)
 
-    def _take(self, left: float, timeout: float) -> Client:
-        try:
-            connection = self._idle.pop()
-        except IndexError:
-            connection = Client(self._where, connect_timeout=left, timeout=left, no_delay=True)
-            self._open.add(connection)
+    def _take(self, deadline: float, timeout: float) -> Connection:
+        while True:
             try:
-                connection._connect()
-            except OSError as error:
-                self._drop(connection)
-                raise self._no_connection(error, timeout) from None
-        connection.timeout = left
-        if connection.sock is not None:
-            connection.sock.settimeout(left)
+                connection = self._idle.pop()
+            except IndexError:
+                break
+            if not connection.is_out_of_step():
+                return connection
+            self._drop(connection)
+        try:
+            connection = Connection(self._where, max(_LEAST, deadline - monotonic()))
+        except OSError as error:
+            raise self._no_connection(error, timeout) from None
+        self._open.add(connection)
         return connection
 
-    def _drop(self, connection: Client) -> None:
+    def _drop(self, connection: Connection) -> None:
         self._open.discard(connection)
         connection.close()
 
@@ -137,22 +140,38 @@ class Engine:
             failed = self._failed(Unavailable({self.address: what}, advice), error, sent=True, retry=True)
             failed.silent = True
             return failed
-        text = printable(str(error.args[0] if error.args else error))[:80]
-        if isinstance(error, MemcacheUnknownCommandError):
-            what = f"the meta commands of memcached 1.6 at {self.address}"
-            return self._failed(Unsupported(what, "update the server, or use redis://"), error, sent=False, retry=False)
-        if isinstance(error, MemcacheServerError):
-            full = "out of memory" in str(error)
-            what, advice = (
-                ("it is out of memory", "Give it more (-m)") if full else (f"it answered {text}", "See its log")
-            )
-            return self._failed(Unavailable({self.address: what}, advice), error, sent=not full, retry=True)
-        if isinstance(error, MemcacheClientError):
-            return self._failed(Unavailable({self.address: f"it answered {text}"}, "See its log"), error, sent=True)
-        failed = self._failed(
-            Unavailable({self.address: "the connection was lost"}, _KEEP_ALIVE), error, sent=True, retry=True
-        )
+        if isinstance(error, (MemcacheClientError, MemcacheServerError)) and error.args:
+            return self._refusal(error)
+        if isinstance(error, MemcacheUnknownError):
+            return self._unreadable(error)
+        what, advice = "the connection was lost", "Is the server still running?"
+        if isinstance(error, ReplyTooLong):
+            what = f"it sent a reply of more than {LONGEST_REPLY // 2**20} MiB"
+            advice = "Check that a memcached server answers at this address"
+        failed = self._failed(Unavailable({self.address: what}, advice), error, sent=True, retry=True)
         failed.connection_broke = True
+        return failed
+
+    def _refusal(self, error: MemcacheError) -> StepFailed:
+        """The StepFailed for an error reply. A connection that has ended is an error without a text."""
+        reason = error.args[0]
+        text = printable(reason.decode(errors="replace") if isinstance(reason, bytes) else str(reason))[:80]
+        if isinstance(error, MemcacheUnknownCommandError):
+            if not text.startswith("md "):
+                return self._unreadable(error)  # every memcached knows the other commands
+            what = f"the meta commands of memcached 1.6 at {self.address}"
+            return self._failed(Unsupported(what, "update the server, or use redis://"), error, sent=False)
+        if isinstance(error, MemcacheClientError):
+            return self._failed(Unavailable({self.address: f"it answered: {text}"}, "See its log"), error, sent=True)
+        full = "out of memory" in text
+        what, advice = ("it is out of memory", "Give it more (-m)") if full else (f"it answered: {text}", "See its log")
+        return self._failed(Unavailable({self.address: what}, advice), error, sent=not full, retry=True)
+
+    def _unreadable(self, error: MemcacheError) -> StepFailed:
+        """The StepFailed for a reply that memcached would not send. Retries end with the timeout of the client."""
+        what = "it sent something that is no reply of memcached"
+        failed = self._failed(Unavailable({self.address: what}, "Check host and port"), error, sent=True, retry=True)
+        failed.ever_answered = False
         return failed
 
     def _failed(self, error: HoldfastError, cause: Exception, *, sent: bool, retry: bool = False) -> StepFailed:
@@ -187,20 +206,3 @@ class Engine:
         self._inherited.append(self._open)
         self._open, self._idle = set(), deque()
         self._items.forget()
-
-
-def _perform(connection: Client, command: Command) -> Any:
-    """The reply to one command: its first word, such as b"STORED", or data and cas."""
-    name, key, *rest = command.args
-    if name == "add":
-        _, seconds, data = rest
-        return b"STORED" if connection.add(key, str(data), int(seconds), noreply=False) else b"NOT_STORED"
-    if name == "cas":
-        _, seconds, cas, data = rest
-        stored = connection.cas(key, str(data), str(cas), int(seconds), noreply=False)
-        return {True: b"STORED", False: b"EXISTS", None: b"NOT_FOUND"}[stored]
-    if name == "gets":
-        data, cas = connection.gets(key)
-        return None if cas is None else [bytes(data), int(cas)]
-    assert name == "md"
-    return connection.raw_command(" ".join(("md", str(key), *map(str, rest)))).partition(b" ")[0]

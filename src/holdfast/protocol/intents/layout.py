@@ -124,7 +124,7 @@ def read_value(item: Item) -> dict[str, Any]:
     """What an intent says; nothing if it was not written by Holdfast."""
     try:
         content = json.loads(item.value)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
 
