@@ -11,11 +11,12 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from functools import partial
 from secrets import token_hex
 from time import time
 from typing import Any, TypeAlias, TypeVar
+from weakref import ref
 
 from holdfast.drivers import clock, forks
 from holdfast.drivers.body import Body
@@ -51,10 +52,11 @@ _NEVER = float("inf")
 class Wakeup:
     """A wake-up that is kept until the next wait. One task waits at a time."""
 
-    __slots__ = ("_timer", "_waiter", "woken")
+    __slots__ = ("_timer", "_waiter", "caller", "woken")
 
     def __init__(self) -> None:
         self.woken = False
+        self.caller: Hashable = None
         self._waiter: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
 
@@ -81,6 +83,8 @@ class Wakeup:
     def wait(self, loop: asyncio.AbstractEventLoop, until: float) -> asyncio.Future[None]:
         """A future that is done at ``wake``, or at that time of our clock. Call ``rest`` after it."""
         waiter = self._waiter = asyncio.Future(loop=loop)
+        if (task := asyncio.current_task(loop)) is not None:
+            self.caller = ref(task)
         if until != _NEVER:
             self._timer = loop.call_later(min(until - clock.now(), _LONGEST_TIMER), _wake, waiter)
         return waiter

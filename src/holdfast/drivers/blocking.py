@@ -11,9 +11,11 @@ import _thread
 import logging
 import threading
 import time
+from collections.abc import Hashable
 from functools import partial
 from secrets import token_hex
 from typing import Any, TypeAlias, TypeVar
+from weakref import ref
 
 from holdfast.drivers import clock, forks
 from holdfast.drivers.background import Background, is_exiting
@@ -61,9 +63,10 @@ class Wakeup:
     threading.Event the handler could deadlock, because an Event has a lock inside.
     """
 
-    __slots__ = ("_asleep",)
+    __slots__ = ("_asleep", "caller")
 
     def __init__(self) -> None:
+        self.caller: Hashable = None
         self._asleep = _thread.allocate_lock()
         self._asleep.acquire()
 
@@ -175,6 +178,8 @@ class Driver:
                         elif kind is fx.Wait:
                             if self._keeper is None and (self.registry.holds or self.registry.cleanups):
                                 self.keep()  # an earlier attempt to start it failed
+                            if effect.wakeup is not None:
+                                effect.wakeup.caller = ref(self.caller())
                             value = _wait(effect.wakeup, effect.until)
                         elif kind is fx.Attach:
                             value = self.caller(), None  # a thread cannot be cancelled; the body can call check()

@@ -154,7 +154,6 @@ class BaseLock(Generic[L]):
                 if not cohorts.try_activate(hold) and (patience != 0.0 or not cohorts.activate_beside(hold)):
                     if tried is not None and patience != 0.0:
                         yield from report_wait(hold, holder_here(driver, hold, driver.now()))
-                    hold.caller = weakly((yield from caller())) if asker is None else asker  # tells a deadlock
                     now = yield from cohorts.wait_in_local_queue(hold, until, driver.now())
                     if now is None:
                         break

@@ -81,9 +81,10 @@ def _local_deadlock(waiting: Hold, holders: dict[Hold, Hold]) -> str:
 
     It is possible, not certain: another thread may release what a caller holds.
     """
-    waits = {one.caller: one for one in holders}
+    waits = {one.waiter.wakeup.caller: one for one in holders if one.waiter.wakeup is not None}
+    me = next((caller for caller, one in waits.items() if one is waiting), None)
     chain, at = [], holders[waiting].caller
-    while at != waiting.caller:
+    while at != me:
         blocked = waits.pop(at, None)
         if blocked is None:
             return ""

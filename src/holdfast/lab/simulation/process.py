@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
+from weakref import ref
 
 from holdfast.lab.simulation.programs import expanded
 from holdfast.lab.simulation.wakeup import Wakeup
@@ -247,6 +248,7 @@ class Process:
     def _wait(self, effect: fx.Wait, pending: object) -> Any:
         wakeup = effect.wakeup
         if isinstance(wakeup, Wakeup):
+            wakeup.caller = ref(self)
             if wakeup.woken:
                 wakeup.clear()
                 return self.machine.now()

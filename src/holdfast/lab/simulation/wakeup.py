@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 
 
 class Wakeup:
@@ -11,6 +11,7 @@ class Wakeup:
     def __init__(self) -> None:
         self.woken = False
         self.waiter: Callable[[], None] | None = None
+        self.caller: Hashable = None
 
     def wake(self) -> None:
         self.woken = True

@@ -152,6 +152,8 @@ class Group:
 class CompleteOnLoss:
     """A wakeup that completes a shared call when its leader loses the claim: then its result no longer counts."""
 
+    caller: Hashable = None  # none sleeps on it
+
     def __init__(self, group: Group, shared_call: SharedCall) -> None:
         self._group = group
         self._shared_call = shared_call
