@@ -52,6 +52,16 @@ def test_a_long_wait_is_reported_again_at_growing_intervals() -> None:
     assert all(event.holder.host == "one" for event in of(events, Waiting))
 
 
+def test_a_wait_that_gives_up_is_not_reported_as_waiting_on() -> None:
+    play = Play()
+    one, (two, events) = play.client("one"), observed(play, "two")
+    play.start(one, play.cycle(one, hold=100.0))
+    play.run(0.1)
+    play.start(two, two.lock("a", wait=10.0).acquire())
+    play.run(20.0)
+    assert [type(event) for event in events] == [Waiting, Abandoned]
+
+
 def test_a_long_wait_is_reported_although_no_hook_listens() -> None:
     play = Play()
     one, two = play.client("one"), play.client("two")

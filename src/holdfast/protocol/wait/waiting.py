@@ -232,7 +232,7 @@ class WaitLoop:
             hold.accept(notification, now)  # not accepted if it was delayed: then ask whether the lock is still ours
         elif notification is not None and notification.pause_ms:  # a yield window for polling clients
             now = yield from wait(None, min(until, now + notification.pause_ms / 1000))
-        if now >= self._report_at and hold.phase is not HELD:
+        if self._report_at <= now < self.until and hold.phase is not HELD:
             yield from self._report_long_wait(now)
         return now
 
