@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from ipaddress import IPv6Address
 from typing import Final, NamedTuple
 from urllib.parse import unquote, urlsplit
 
@@ -39,6 +40,7 @@ _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")
 _PARTS = re.compile(r"([^/?#]*)([^?#]*)\??([^#]*)(#?.*)", re.DOTALL)  # hosts, path, options, fragment
 MAX_FENCE_FLOOR: Final = 8 * 10**15  # fences are below 2**53; this leaves room for 10**15 revisions of etcd
 _HOST = re.compile(r"(\[[^][]+\]|[^][:]*)(?::([0-9]{1,5}))?")
+_NOT_IN_NAMES = re.compile(r"[ /\\?#@%:,\[\]]")
 _NO_PORT = re.compile(r"^[^/@]*:(?!\d{1,5}(/|$))", re.DOTALL)
 _YES_NO: Final = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
@@ -205,7 +207,26 @@ def _check_host(place: str, scheme: str, shown: str) -> tuple[str, int]:
     if not found[1]:
         engine = _SEVERAL[scheme]
         raise InvalidConfig(f"URL {shown!r}", f"a host is missing; write {scheme}://{_EXAMPLES[engine]}")
-    return unquote(found[1].strip("[]")), int(found[2] or _PORTS[_SEVERAL[scheme]])
+    host = unquote(found[1].strip("[]"))
+    if not (_is_ipv6(host) if found[1].startswith("[") else _is_name(host)):
+        raise InvalidConfig(f"URL {shown!r}", "a host in it is neither a name nor an IP address; correct it")
+    return host, int(found[2] or _PORTS[_SEVERAL[scheme]])
+
+
+def _is_ipv6(host: str) -> bool:
+    try:
+        return bool(IPv6Address(host))
+    except ValueError:
+        return False
+
+
+def _is_name(host: str) -> bool:
+    """Whether a host can be looked up: as a name, maybe an international one, or as an IPv4 address."""
+    try:
+        host.encode("idna")  # as a lookup does: no label is empty, or longer than 63 characters
+    except UnicodeError:
+        return False
+    return host.isprintable() and not _NOT_IN_NAMES.search(host)
 
 
 def _check_database(path: str, options: list[str], shown: str) -> str:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -16,6 +17,8 @@ import pytest
 
 import holdfast
 from holdfast.protocol.intents.queue import _SHORT_QUEUE
+from holdfast.protocol.intents.requests import Watch
+from tests.etcd.watching import all_ended, watches_at
 from tests.fleet_etcd import EtcdFleet, coded
 
 
@@ -52,16 +55,9 @@ class Waiter:
 
 
 @pytest.fixture
-def clients(fleet: EtcdFleet) -> Iterator[Callable[..., holdfast.Client]]:
-    made: list[holdfast.Client] = []
-
-    def make(**options: Any) -> holdfast.Client:
-        made.append(holdfast.connect(fleet.url, **options))
-        return made[-1]
-
-    yield make
-    for client in made:
-        client.close()
+def clients(fleet: EtcdFleet, connect: Any) -> Callable[..., Any]:
+    """Makes clients of the cluster, on either face."""
+    return partial(connect, fleet.url)
 
 
 def is_queued(fleet: EtcdFleet, name: str, waiters: int = 1) -> bool:
@@ -105,16 +101,36 @@ def test_a_waiter_whose_etcd_lease_is_gone_takes_a_new_place(fleet: EtcdFleet, c
     assert waiter.join() > lease.fence
 
 
-def test_a_compacted_history_costs_a_waiter_nothing(fleet: EtcdFleet, clients: Any) -> None:
+def compact(fleet: EtcdFleet) -> None:
+    for _ in range(20):
+        revision = fleet.ask("/v3/kv/put", {"key": coded("other"), "value": ""})["header"]["revision"]
+    fleet.ask("/v3/kv/compaction", {"revision": revision, "physical": True})
+
+
+def test_a_compaction_during_a_wait_costs_the_waiter_nothing(fleet: EtcdFleet, clients: Any) -> None:
     one, two = clients(), clients()
     lease = one.lock("a").acquire()
     waiter = Waiter(two, "a")
     eventually(lambda: is_queued(fleet, "a"))
-    for _ in range(20):
-        revision = fleet.ask("/v3/kv/put", {"key": coded("other"), "value": ""})["header"]["revision"]
-    fleet.ask("/v3/kv/compaction", {"revision": revision, "physical": True})
+    compact(fleet)
     lease.release()
     assert waiter.join() > lease.fence
+
+
+def test_watches_from_a_compacted_revision_wake_their_waiters(fleet: EtcdFleet) -> None:
+    """Each of them, and at once. Watches that merely failed would wake one waiter a second."""
+    compact(fleet)
+    tokens = [f"token{number}" for number in range(5)]
+
+    async def main() -> None:
+        watches, told = watches_at(fleet.url)
+        for token in tokens:
+            watches.begin(Watch(token, f"key of {token}", 1))
+        assert await all_ended(watches)
+        assert sorted(told) == tokens
+        await watches.close()
+
+    asyncio.run(main())
 
 
 def test_a_watch_that_breaks_is_made_good(fleet: EtcdFleet, clients: Any) -> None:
@@ -122,7 +138,7 @@ def test_a_watch_that_breaks_is_made_good(fleet: EtcdFleet, clients: Any) -> Non
     lease = one.lock("a").acquire()
     waiter = Waiter(two, "a")
     eventually(lambda: is_queued(fleet, "a"))
-    eventually(lambda: two.statistics().connections > 1)
+    eventually(lambda: two.client.statistics().connections > 1)
     fleet.restart(fleet.members[0])  # to which both clients are connected
     fleet.await_ready()
     lease.check()
@@ -142,20 +158,17 @@ def test_without_a_majority_a_call_ends_with_unavailable_and_the_holder_with_its
         client.lock("b").acquire(blocking=False)
     assert time.monotonic() - started < 10
     assert lease.lost.wait(20)
+    with pytest.raises(holdfast.LeaseLost, match="ran out before it could be renewed"):
+        lease.release()
 
 
-def has_waiters(client: Any, count: int) -> bool:
-    return bool(client.inspect("a").waiter_count == count)
-
-
-def test_a_queue_that_is_longer_than_one_read_is_served_in_order(clients: Any) -> None:
+def test_a_queue_that_is_longer_than_one_read_is_served_in_order(fleet: EtcdFleet, clients: Any) -> None:
     """Of a long queue, the transaction that joins it reads only the beginning: the predecessor needs another read."""
-    client = clients()
     waiters: list[Waiter] = []
-    with client.lock("a") as first:
+    with clients().lock("a") as first:
         for number in range(_SHORT_QUEUE + 4):
             waiters.append(Waiter(clients(), "a"))
-            eventually(partial(has_waiters, client, number + 1))
+            eventually(partial(is_queued, fleet, "a", number + 1))
     fences = [first.fence, *(waiter.join() for waiter in waiters)]
     assert fences == sorted(set(fences))
 
@@ -187,8 +200,8 @@ def test_a_killed_holder_is_replaced_when_its_lease_ends(fleet: EtcdFleet, clien
         assert lease.held
 
 
-def test_a_forked_child_holds_nothing_and_can_lock(fleet: EtcdFleet, clients: Any) -> None:
-    client = clients()
+def test_a_forked_child_holds_nothing_and_can_lock(fleet: EtcdFleet) -> None:
+    client = holdfast.connect(fleet.url)
     lease = client.lock("a").acquire()
     pid = os.fork()
     if not pid:
@@ -204,6 +217,7 @@ def test_a_forked_child_holds_nothing_and_can_lock(fleet: EtcdFleet, clients: An
     assert os.waitpid(pid, 0)[1] == 0
     lease.check()
     lease.release()
+    client.close()
 
 
 def test_many_waiters_of_one_client_are_all_served(fleet: EtcdFleet, clients: Any) -> None:
@@ -211,9 +225,9 @@ def test_many_waiters_of_one_client_are_all_served(fleet: EtcdFleet, clients: An
     one, two = clients(), clients()
     leases = [one.lock(f"a{number}").acquire() for number in range(230)]
     waiters = [Waiter(two, f"a{number}") for number in range(230)]
-    eventually(lambda: two.statistics().waiters == 230)
+    eventually(lambda: two.client.statistics().waiters == 230)
     time.sleep(1.0)
-    assert two.statistics().connections < 300
+    assert two.client.statistics().connections < 300
     for lease in leases:
         lease.release()
     assert all(waiter.join() for waiter in waiters)
@@ -235,8 +249,8 @@ def test_fences_go_on_from_a_floor(fleet: EtcdFleet, clients: Any) -> None:
         assert low.fence < 10**15 < high.fence
 
 
-def test_what_etcd_does_not_offer_says_which_engine_does(fleet: EtcdFleet, clients: Any) -> None:
-    client = clients()
+def test_what_etcd_does_not_offer_says_which_engine_does(fleet: EtcdFleet) -> None:
+    client = holdfast.connect(fleet.url)
     asks: list[Callable[[], object]] = [
         lambda: client.get_or_compute("k", lambda: 1),
         lambda: client.cached("k:{x}"),
@@ -249,6 +263,7 @@ def test_what_etcd_does_not_offer_says_which_engine_does(fleet: EtcdFleet, clien
         client.recipe("set_nx", "k")
     with pytest.raises(holdfast.Unsupported, match="replicas"):
         holdfast.connect(fleet.url, replicas=1)
+    client.close()
 
 
 def test_the_command_line_runs_under_a_lock_on_etcd(fleet: EtcdFleet) -> None:

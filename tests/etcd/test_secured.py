@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
+import logging
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -9,7 +12,10 @@ from typing import Any
 import pytest
 
 import holdfast
+from holdfast.protocol.intents.requests import Watch
+from tests.etcd.watching import all_ended, watches_at
 from tests.fleet_etcd import EtcdFleet, coded
+from tests.tls import TlsRelay
 
 PASSWORD = "a/secret@word"
 
@@ -93,3 +99,53 @@ def test_tls(certificate: tuple[str, str], connect: Any) -> None:
             connect(url.replace("etcds://", "etcd://")).lock("a").acquire(blocking=False)
         with pytest.raises(holdfast.Unavailable, match="ssl_ca_certs"):
             connect(f"{url}?ssl_ca_certs=/nowhere.pem").lock("a").acquire(blocking=False)
+
+
+@pytest.fixture
+def wary(fleet: EtcdFleet, certificate: tuple[str, str]) -> Iterator[TlsRelay]:
+    """A port of etcd that wants a client certificate."""
+    relay = TlsRelay(fleet.members[0].client_port, *certificate, wants_certificate=True)
+    yield relay
+    relay.close()
+
+
+def test_a_client_certificate(wary: TlsRelay, certificate: tuple[str, str], connect: Any) -> None:
+    file, key = certificate
+    url = f"etcds://localhost:{wary.port}?ssl_ca_certs={file}&ssl_certfile={file}&ssl_keyfile={key}"
+    lease = connect(url).lock("a").acquire()
+    assert connect(url).lock("a").acquire(timeout=1) is None  # with a watch
+    lease.release()
+
+
+def test_without_a_client_certificate_the_error_says_that_one_is_wanted(
+    wary: TlsRelay, certificate: tuple[str, str], connect: Any
+) -> None:
+    for _ in range(10):  # the alert comes while a request is written, or later
+        client = connect(f"etcds://localhost:{wary.port}?ssl_ca_certs={certificate[0]}", timeout=2.0)
+        with pytest.raises(holdfast.Unavailable, match=r"client certificate.*ssl_certfile= and ssl_keyfile="):
+            client.lock("a").acquire(blocking=False)
+
+
+def test_a_member_that_wants_a_client_certificate_is_left_for_the_next(
+    wary: TlsRelay, fleet: EtcdFleet, certificate: tuple[str, str], connect: Any
+) -> None:
+    free = TlsRelay(fleet.members[0].client_port, *certificate)
+    client = connect(f"etcds://localhost:{wary.port},localhost:{free.port}?ssl_ca_certs={certificate[0]}")
+    client.lock("a").acquire(timeout=10).release()
+    free.close()
+
+
+def test_a_watch_that_wants_a_client_certificate_leaves_no_trace(
+    wary: TlsRelay, certificate: tuple[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def watch() -> None:
+        watches, told = watches_at(f"etcds://localhost:{wary.port}?ssl_ca_certs={certificate[0]}")
+        for number in range(10):
+            watches.begin(Watch(f"token{number}", f"key{number}", 1))
+        assert await all_ended(watches)
+        assert len(told) == 1, "one of them, because streams that fail tell at most once a second"
+        await watches.close()
+
+    asyncio.run(watch())
+    gc.collect()  # asyncio logs the error of a task when the task is collected
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]

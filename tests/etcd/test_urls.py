@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from typing import Any
+
 import pytest
 
 import holdfast
@@ -47,6 +52,70 @@ def test_a_bad_url_is_refused_in_one_line(url: str, why: str) -> None:
     assert why in str(caught.value)
     assert "\n" not in str(caught.value)
     assert "secret" not in str(caught.value)
+
+
+BAD_HOSTS = (
+    "a..b",
+    ".a",
+    "%2E",
+    "x" * 64,
+    f"a.{'x' * 64}.b",
+    "a%0Ab",
+    "a%00",
+    "a%20b",
+    "%FF",
+    "a%2Fb",
+    "a%25b",
+    "[::zz]",
+    "[a]",
+)
+
+
+@pytest.mark.parametrize("scheme", ["etcd", "etcds", "memcached", "redis+sentinel", "redis+cluster"])
+@pytest.mark.parametrize("host", BAD_HOSTS)
+def test_a_bad_host_is_refused_in_one_line(scheme: str, host: str, connect: Any) -> None:
+    path = "/service" if scheme == "redis+sentinel" else ""
+    with pytest.raises(holdfast.InvalidConfig, match="a host in it is neither a name nor an IP address") as caught:
+        connect(f"{scheme}://{host}:1{path}")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("host", ["xn--", "xn--zzzzzzz-", "1.2.3.400", "%E2%98%83.net"])
+def test_a_host_that_httpx_refuses_is_refused_in_one_line(host: str, connect: Any) -> None:
+    with pytest.raises(holdfast.InvalidConfig, match="a host in it is neither a name nor an IP address"):
+        connect(f"etcd://localhost,{host}:1")
+
+
+@pytest.mark.parametrize("scheme", ["etcd", "memcached"])
+@pytest.mark.parametrize(
+    ("host", "named"),
+    [
+        ("localhost", "localhost"),
+        ("etcd-0.etcd_headless.default.svc.cluster.local.", "etcd-0.etcd_headless.default.svc.cluster.local."),
+        ("b\u00fccher.example", "b\u00fccher.example"),
+        ("b%C3%BCcher.example", "b\u00fccher.example"),
+        ("xn--bcher-kva.example", "xn--bcher-kva.example"),
+        ("x" * 63, "x" * 63),
+        ("10.0.0.1", "10.0.0.1"),
+        ("[::1]", "::1"),
+        ("[::ffff:10.0.0.1]", "::ffff:10.0.0.1"),
+        ("[fe80::1%25lo]", "fe80::1%lo"),
+    ],
+)
+def test_a_good_host_is_accepted(scheme: str, host: str, named: str, connect: Any) -> None:
+    url = f"{scheme}://{host}:1"
+    assert locate(url).hosts == ((named, 1),)
+    connect(url)  # which does not reach out for it
+
+
+def test_the_command_line_refuses_a_bad_host_without_a_traceback() -> None:
+    run = [sys.executable, "-m", "holdfast", "run", "nightly", "--", "true"]
+    done = subprocess.run(
+        run, env={**os.environ, "HOLDFAST_URL": "etcd://a..b"}, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 64
+    assert done.stderr.splitlines()[-1].startswith("Error: URL 'etcd://a..b': a host in it is neither a name nor")
+    assert "Traceback" not in done.stderr
 
 
 def test_a_dead_cluster_names_each_member(connect: object) -> None:

@@ -87,6 +87,34 @@ def test_the_recipe_memcached_add_runs_under_asyncio(memcached: MemcachedServer)
     asyncio.run(main())
 
 
+@pytest.mark.filterwarnings("ignore::holdfast.UnsafeRecipeWarning")
+@pytest.mark.parametrize("key", ["with space", "snow\u2603", "x" * 251], ids=["space", "snow", "long"])
+def test_a_key_of_a_recipe_that_memcached_does_not_allow_is_named(memcached: MemcachedServer, key: str) -> None:
+    async def aio() -> None:
+        async with holdfast.aio.connect(memcached.url) as client:
+            await client.recipe("memcached_add", key, ttl=5).acquire(blocking=False)
+
+    with holdfast.connect(memcached.url) as client:
+        lock = client.recipe("memcached_add", key, ttl=5)
+        for ask in (lambda: lock.acquire(blocking=False), lock.locked, lambda: asyncio.run(aio())):
+            with pytest.raises(holdfast.InvalidName, match="cannot be a name: a key of memcached is") as caught:
+                ask()
+            assert caught.value.name == key
+
+
+def test_after_a_restart_a_call_goes_on_without_the_old_locks(connect: Any) -> None:
+    with MemcachedServer() as server:
+        client = connect(server.url)
+        lease = client.lock("a", ttl=30).acquire()
+        server.kill()
+        with pytest.raises(holdfast.Unavailable, match="nothing listens there"):
+            client.lock("b").acquire(blocking=False)
+        server.start()
+        client.lock("b").acquire(timeout=10).release()
+        with pytest.raises(holdfast.LeaseLost, match="expired or was deleted"):
+            lease.release()
+
+
 @pytest.fixture(autouse=True)
 def _each_test_warns_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("holdfast.face._warned", set())
@@ -179,6 +207,13 @@ def test_what_memcached_does_not_offer_says_which_engine_does(memcached: Memcach
     with client.lock("a") as lease, pytest.raises(holdfast.Unsupported, match="memcached has no fences"):
         holdfast.guard.stamp(lease)
     client.close()
+
+
+def test_the_longest_ttl_is_a_second_less_than_30_days(memcached: MemcachedServer, connect: Any) -> None:
+    client = connect(memcached.url)
+    client.lock("a", ttl=30 * 86_400 - 1).acquire().release()
+    with pytest.raises(holdfast.Unsupported, match="a ttl of 2592000 s on memcached"):
+        client.lock("a", ttl=30 * 86_400).acquire()
 
 
 def test_a_dead_server_is_unavailable_at_once(connect: Any) -> None:

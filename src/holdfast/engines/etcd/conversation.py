@@ -6,11 +6,16 @@ Both engines run the same generator: it yields an ``HttpCall`` and is sent statu
 Any member can serve any request, because all requests go through the leader of etcd. A client stays with one member. If
 that member cannot be reached, the request goes to the next one at once, because nothing was sent. If the member does
 not answer, sends no reply of etcd, or says that there is no leader, the next try goes to another member.
+
+A hung member must not use up the time of a step. So a member gets a share of the time that is left: the others must
+still get theirs. If a member is silent, a request that can be repeated goes to the next member. A request that writes
+cannot: the program would misread the second answer (a key that the first request has deleted is not there). Such a step
+fails, and the protocol sends it again. The client avoids a member that was silent until that member answers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Collection, Generator
 from functools import lru_cache, partial
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -21,10 +26,11 @@ from holdfast.engines.etcd.target import EtcdTarget
 from holdfast.engines.etcd.transport import Deadline
 from holdfast.errors import Unavailable
 from holdfast.protocol.effects import StepFailed
-from holdfast.protocol.intents.requests import Answer, LeaseGone, Program, Request, Unwatch, Watch
+from holdfast.protocol.intents.requests import Answer, Get, LeaseGone, Program, Request, Txn, Unwatch, Watch
 
 _OK: Final = 200
 _LEAST: Final = 0.01  # seconds that the last request of a program gets at least
+_SMALLEST_SHARE: Final = 0.1  # seconds for one of several members: enough for a round trip
 NO_ANSWER: Final = (httpx.HTTPError, gateway.Unreadable)  # why a call has no answer
 # What a program raises if the answers to its requests do not fit together, or a value in them is not what it can be.
 _UNFIT: Final = (LookupError, ValueError, TypeError, AttributeError, ArithmeticError, RecursionError)
@@ -73,8 +79,9 @@ class Members:
 
     def __init__(self, target: EtcdTarget) -> None:
         self.target = target
-        self.urls = target.members
+        self.urls = tuple(dict.fromkeys(target.members))
         self.current = 0
+        self.silent: dict[str, str] = {}  # members that did not answer, longest ago first, and what to say of them
         self.token = ""  # from ``authenticate``; "" if there is none
         self.ever_answered = False
 
@@ -85,13 +92,37 @@ class Members:
     @property
     def shown(self) -> str:
         """The current member, for errors."""
-        scheme = "etcds" if self.target.tls else "etcd"
-        return f"{scheme}://{self.url.partition('://')[2]}"
+        return self.show(self.url)
+
+    def show(self, url: str) -> str:
+        return f"{'etcds' if self.target.tls else 'etcd'}://{url.partition('://')[2]}"
+
+    def others(self, tried: Collection[str]) -> list[str]:
+        """The members but these, in the order in which to try them. Members that were silent are at the end."""
+        silent = list(self.silent)  # other threads write to it
+        order = [self.urls[(self.current + step) % len(self.urls)] for step in range(len(self.urls))]
+        return sorted(
+            (url for url in order if url not in tried), key=lambda url: silent.index(url) + 1 if url in silent else 0
+        )
 
     def leave(self, url: str) -> None:
-        """Use the next member, unless another request has switched already."""
-        if self.url == url:
-            self.current = (self.current + 1) % len(self.urls)
+        """Use another member, unless another request has switched already."""
+        if self.url == url and (others := self.others((url,))):
+            self.current = self.urls.index(others[0])
+
+    def share(self, left: float, tried: Collection[str]) -> float:
+        """How much of the time that is left the next member gets. The last one, or the only good one, gets all."""
+        others = [url for url in self.urls if url not in tried]
+        good = [url for url in others if url not in self.silent]
+        return min(left, max(_SMALLEST_SHARE, left / max(1, len(good or others))))
+
+    def note_silence(self, url: str, what: str) -> None:
+        self.silent.pop(url, None)  # so that it comes last
+        self.silent[url] = what
+
+    def note_answer(self, url: str) -> None:
+        if self.silent:
+            self.silent.pop(url, None)
 
     def headers(self) -> dict[str, str]:
         return {"Authorization": self.token} if self.token else {}
@@ -138,7 +169,9 @@ def converse(program: Program, members: Members, timeout: float, now: Callable[[
 
 def _exchange(request: Any, members: Members, patience: Patience) -> Any:
     path, body = gateway.write(request)
-    status, content, where = yield from _ask_any(path, body, partial(gateway.read, request), members, patience)
+    status, content, where = yield from _ask_any(
+        path, body, partial(gateway.read, request), members, patience, repeatable=_is_repeatable(request)
+    )
     if status == _OK:
         members.ever_answered = True
         return content
@@ -154,23 +187,25 @@ def _exchange(request: Any, members: Members, patience: Patience) -> Any:
 
 
 def _ask_any(
-    path: str, body: bytes, read: Callable[[bytearray], Any], members: Members, patience: Patience
+    path: str, body: bytes, read: Callable[[bytearray], Any], members: Members, patience: Patience, *, repeatable: bool
 ) -> Generator[HttpCall, Any, tuple[int, Any, str]]:
     """Status, content and sender of the answer, with a valid token if the cluster has users."""
     target = members.target
     if target.user and not members.token:
         yield from _authenticate(members, patience)
-    status, content, where = yield from _ask_reachable(path, body, read, members, patience)
+    status, content, where = yield from _ask_reachable(path, body, read, members, patience, repeatable=repeatable)
     if status != _OK and target.user and failures.is_stale_token(content):
         members.token = ""
         yield from _authenticate(members, patience)
-        status, content, where = yield from _ask_reachable(path, body, read, members, patience)
+        status, content, where = yield from _ask_reachable(path, body, read, members, patience, repeatable=repeatable)
     return status, content, where
 
 
 def _authenticate(members: Members, patience: Patience) -> Generator[HttpCall, Any, None]:
     who = gateway.body({"name": members.target.user, "password": members.target.password})
-    status, content, where = yield from _ask_reachable(gateway.AUTHENTICATE, who, gateway.read_token, members, patience)
+    status, content, where = yield from _ask_reachable(
+        gateway.AUTHENTICATE, who, gateway.read_token, members, patience, repeatable=True
+    )
     if status != _OK:
         failed = failures.refusal(status, content, where)
         failed.sent = False
@@ -179,26 +214,48 @@ def _authenticate(members: Members, patience: Patience) -> Generator[HttpCall, A
 
 
 def _ask_reachable(
-    path: str, body: bytes, read: Callable[[bytearray], Any], members: Members, patience: Patience
+    path: str, body: bytes, read: Callable[[bytearray], Any], members: Members, patience: Patience, *, repeatable: bool
 ) -> Generator[HttpCall, Any, tuple[int, Any, str]]:
-    """The answer of the first member that can be reached."""
+    """The answer of the first member that can be reached. ``repeatable``: after silence, too, ask the next one."""
     causes: dict[str, str] = {}
-    for left in reversed(range(len(members.urls))):
-        url, where = members.url, members.shown
+    tried: list[str] = []
+    sent = False
+    url: str | None = members.url
+    while url is not None:
+        where = members.show(url)
+        left = patience.left()
+        share = left if len(members.urls) == 1 else members.share(left, tried)
         try:
-            status, content = yield HttpCall(url + path, body, members.headers(), max(_LEAST, patience.left()), read)
+            status, content = yield HttpCall(url + path, body, members.headers(), max(_LEAST, share), read)
+            members.note_answer(url)
             return status, content, where
         except gateway.Unreadable as error:
             failed = failures.unreadable(where, error)
         except httpx.HTTPError as error:
+            waited = patience.seconds if share == left and not tried else max(_LEAST, share)
             failed = failures.transport_failure(
-                error, where, patience.seconds, ever_answered=members.ever_answered, tls=members.target.tls
+                error, where, waited, ever_answered=members.ever_answered, tls=members.target.tls
             )
+        tried.append(url)
+        if failed.silent:
+            members.note_silence(url, *_causes(failed).values())
         members.leave(url)
-        if isinstance(failed.error, Unavailable):
-            causes |= failed.error.causes
-        if failed.sent or not left or patience.left() <= 0:
-            if isinstance(failed.error, Unavailable):
-                failed.error = Unavailable(causes, failed.error.advice)
-            raise failed
-    raise AssertionError("unreachable")
+        causes |= _causes(failed)
+        others = members.others(tried)
+        goes_on = patience.left() > 0 and (not failed.sent or (failed.silent and repeatable))
+        url = others[0] if others and goes_on else None
+        sent = sent or failed.sent
+    failed.sent = sent
+    if isinstance(failed.error, Unavailable):
+        silent = {members.show(each): what for each, what in list(members.silent.items())}
+        failed.error = Unavailable(silent | causes, failed.error.advice)
+    raise failed
+
+
+def _causes(failed: StepFailed) -> dict[str, str]:
+    return dict(failed.error.causes) if isinstance(failed.error, Unavailable) else {}
+
+
+def _is_repeatable(request: Any) -> bool:
+    """Whether a request may be sent again after silence. If a lease was granted twice, the first one just expires."""
+    return type(request) is not Txn or all(type(each) is Get for each in (*request.then, *request.otherwise))

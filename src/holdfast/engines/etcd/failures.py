@@ -106,6 +106,8 @@ def transport_failure(
 ) -> StepFailed:
     """The StepFailed for a request without an answer."""
     sent = not is_unsent(error)
+    if _wants_certificate(error):  # the handshake was refused, perhaps after we have sent: the request was not read
+        return _failed(Unavailable({address: _WANTS[0]}, _WANTS[1]), error, sent=False, retry=False)
     if isinstance(error, httpx.TimeoutException):
         return silence(address, timeout, error, sent=sent, ever_answered=ever_answered)
     if sent:
@@ -119,6 +121,28 @@ def transport_failure(
     return _failed(Unavailable({address: what}, advice), error, sent=False, retry=ever_answered)
 
 
+_CERTIFICATE: Final = "ssl_certfile= and ssl_keyfile="
+_WANTS: Final = (
+    "it wants a client certificate",
+    f"Give {_CERTIFICATE} in the URL, from an authority that it trusts",
+)
+
+
+def _root_of(error: BaseException) -> BaseException:
+    while (deeper := error.__cause__ or error.__context__) is not None:
+        error = deeper
+    return error
+
+
+def _wants_certificate(error: BaseException) -> bool:
+    """Whether the server refused our client certificate, or that there was none. Its alert says one or the other."""
+    root = _root_of(error)
+    return isinstance(root, ssl.SSLError) and any(alert in str(root).lower() for alert in _ALERTS)
+
+
+_ALERTS: Final = ("certificate required", "alert bad certificate", "alert unknown ca")
+
+
 def _why_no_answer(error: httpx.HTTPError, *, ever_answered: bool, tls: bool) -> tuple[str, str]:
     if isinstance(error, ReplyTooLong):
         what = f"it sent a reply of more than {LONGEST_REPLY // 2**20} MiB"
@@ -127,13 +151,13 @@ def _why_no_answer(error: httpx.HTTPError, *, ever_answered: bool, tls: bool) ->
     if ended and ever_answered:
         return "the connection was lost", "Is the server still running?"
     what = "the connection was lost without an answer" if ended else _NO_REPLY
-    return what, f"Check the port, and whether it expects {'no TLS (etcd://)' if tls else 'TLS (etcds://)'}"
+    # With TLS, the handshake has succeeded. The server may still refuse us, and its alert may be lost.
+    expected = f"wants a client certificate ({_CERTIFICATE})" if tls else "expects TLS (etcds://)"
+    return what, f"Check the port, and whether it {expected}"
 
 
 def _why_no_connection(error: BaseException, *, tls: bool) -> tuple[str, str]:
-    text, root = str(error), error
-    while root.__cause__ is not None or root.__context__ is not None:
-        root = root.__cause__ or root.__context__  # type: ignore[assignment]
+    text, root = str(error), _root_of(error)
     if "Name or service" in text or "getaddrinfo" in text or "name resolution" in text or "nodename" in text:
         return "its name cannot be resolved", "Check the host in the URL"
     if isinstance(root, ssl.SSLCertVerificationError):

@@ -85,6 +85,13 @@ def resolve_etcd(location: Location) -> EtcdTarget:
     members = tuple(
         f"http{'s' if tls else ''}://{f'[{host}]' if ':' in host else host}:{port}" for host, port in location.hosts
     )
+    try:
+        for member in members:
+            bool(httpx.URL(member).host)  # each of these may refuse a host
+    except (httpx.InvalidURL, ValueError):
+        raise InvalidConfig(
+            f"URL {location.address!r}", "a host in it is neither a name nor an IP address; correct it"
+        ) from None
     user, password = settings.get("user", ""), settings.get("password", "")
     if password and not user:
         raise InvalidConfig(

@@ -114,14 +114,23 @@ class _Backend(httpcore.NetworkBackend):
 
 
 class _AioStream(httpcore.AsyncNetworkStream):
+    """A connection. anyio lets an ssl.SSLError pass: a server that wants a client certificate refuses us only after
+    the handshake."""
+
     def __init__(self, inner: httpcore.AsyncNetworkStream) -> None:
         self._inner = inner
 
     async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
-        return await self._inner.read(max_bytes, _left(timeout, httpcore.ReadTimeout))
+        try:
+            return await self._inner.read(max_bytes, _left(timeout, httpcore.ReadTimeout))
+        except OSError as error:
+            raise httpcore.ReadError(str(error)) from error
 
     async def write(self, buffer: bytes, timeout: float | None = None) -> None:
-        await self._inner.write(buffer, _left(timeout, httpcore.WriteTimeout))
+        try:
+            await self._inner.write(buffer, _left(timeout, httpcore.WriteTimeout))
+        except OSError as error:
+            raise httpcore.WriteError(str(error)) from error
 
     async def aclose(self) -> None:
         await self._inner.aclose()

@@ -30,6 +30,7 @@ from holdfast.engines import greenlets
 from holdfast.engines.etcd import gateway
 from holdfast.engines.etcd.conversation import Members
 from holdfast.engines.etcd.transport import aio_transport
+from holdfast.protocol.effects import StepFailed
 from holdfast.protocol.intents.requests import Unwatch, Watch
 from holdfast.protocol.intents.session import Session
 from holdfast.protocol.wait.notifications import NotificationRouter
@@ -103,11 +104,12 @@ class Watches:
 
     async def _follow(self, place: tuple[str, str, bool], stream: Stream) -> None:
         changed = False
+        url = self._members.url
         try:
-            changed = await self._read(stream.watch)
-        except httpx.HTTPError as error:
-            log.debug("a watch at %s ended: %s", self._members.shown, type(error).__name__)
-            self._members.leave(self._members.url)
+            changed = await self._read(url, stream.watch)
+        except (httpx.HTTPError, StepFailed) as error:  # StepFailed: a file with a certificate was removed meanwhile
+            log.debug("a watch at %s ended: %s", self._members.show(url), type(error).__name__)
+            self._members.leave(url)
         finally:
             if self.by_key.get(place) is stream:
                 del self.by_key[place]
@@ -122,13 +124,15 @@ class Watches:
         for watch in stream.tokens.values():
             self._tell(watch)
 
-    async def _read(self, watch: Watch) -> bool:
+    async def _read(self, url: str, watch: Watch) -> bool:
         """Whether an event has come; False if the stream was refused, or has ended without one."""
         if self._transport is None:
             self._transport = aio_transport(self._members.target)
-        url, headers = self._members.url + gateway.WATCH, self._members.headers()
         asked = httpx.Request(
-            *("POST", url), headers=headers, content=gateway.write_watch(watch), extensions={"timeout": _TIMEOUTS}
+            *("POST", url + gateway.WATCH),
+            headers=self._members.headers(),
+            content=gateway.write_watch(watch),
+            extensions={"timeout": _TIMEOUTS},
         )
         answer = await self._transport.handle_async_request(asked)
         try:

@@ -11,6 +11,7 @@ from typing import Any, Final
 from pymemcache.exceptions import (
     MemcacheClientError,
     MemcacheError,
+    MemcacheIllegalInputError,
     MemcacheServerError,
     MemcacheUnknownCommandError,
     MemcacheUnknownError,
@@ -19,13 +20,14 @@ from pymemcache.exceptions import (
 from holdfast.engines.memcached.connection import Connection, ReplyTooLong
 from holdfast.engines.memcached.target import MemcachedTarget
 from holdfast.engines.redis.protocol import LONGEST_REPLY
-from holdfast.errors import HoldfastError, Unavailable, Unsupported, printable, rounded
+from holdfast.errors import HoldfastError, InvalidName, Unavailable, Unsupported, printable, rounded
 from holdfast.protocol.effects import Command, Step, StepFailed
 from holdfast.protocol.memcached import Items, program_of
 from holdfast.protocol.wait.notifications import NotificationRouter
 
 _LEAST: Final = 0.01  # seconds that the last command of a step gets at least
 _MOST_IDLE: Final = 32
+_ALLOWED_KEY: Final = "a key of memcached is at most 250 characters of ASCII, without spaces; choose another one"
 
 
 class Engine:
@@ -87,6 +89,9 @@ class Engine:
             reply = connection.perform(command, deadline)
         except BaseException as error:
             self._drop(connection)
+            if isinstance(error, MemcacheIllegalInputError) and "key" in str(error).lower():
+                # Only of a recipe: other keys are digests if they must be. pymemcache has checked it and sent nothing.
+                raise self._failed(InvalidName(str(command.args[1]), _ALLOWED_KEY), error, sent=False) from None
             if isinstance(error, (OSError, MemcacheError)):
                 raise self._failure(error, timeout) from None
             raise  # an interrupt
