@@ -157,12 +157,9 @@ class Listen(NamedTuple):
 
 
 class Now(NamedTuple):
-    """What time is it? Seconds on a clock that never steps back and does not stop while the machine sleeps.
+    """What time is it? Seconds on a clock that never steps back and does not stop while the machine sleeps."""
 
-    ``wall``: since 1970 instead, by this machine's clock. Only recipes ask for that.
-    """
-
-    wall: bool = False
+    wall: bool = False  # since 1970 instead, by this machine's clock; only recipes rely on that
 
 
 class OpenConnection(NamedTuple):
