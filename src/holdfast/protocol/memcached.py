@@ -47,7 +47,7 @@ def exptime(ttl_ms: int) -> int:
     seconds = ceil(ttl_ms / 1000) + 1
     if seconds > LONGEST:
         what = f"a ttl of {rounded(ttl_ms / 1000)} s on memcached"
-        raise StepFailed(Unsupported(what, "give at most 30 days"), sent=False, retry=False)
+        raise StepFailed(Unsupported(what, "give less than 30 days"), sent=False, retry=False)
     return seconds
 
 
