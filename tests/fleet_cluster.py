@@ -196,6 +196,8 @@ class ClusterFleet:
         new = self.id_of(target)
         for server in (target, source, *(one for one in self.primaries if one not in (source, target))):
             self.admin(server).execute_command("CLUSTER", "SETSLOT", slot, "NODE", new)
+            if server is target:  # else a heartbeat that the source has sent before may take the slot back
+                self.admin(server).execute_command("CLUSTER", "BUMPEPOCH")
 
     def move_slot(self, slot: int, target: Server) -> None:
         """Move a slot with its keys, as redis-cli does."""
