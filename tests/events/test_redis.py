@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import json
 import sys
 import threading
@@ -204,6 +205,30 @@ def test_events_have_no_token_and_are_json(face: Any, told: Told) -> None:
         assert json.loads(json.dumps(event.as_dict()))["event"] == type(event).__name__
         with pytest.raises(dataclasses.FrozenInstanceError):
             event.name = "y"
+
+
+@pytest.mark.parametrize("circle", [False, True])
+def test_a_long_wait_behind_a_thread_that_has_ended_is_reported(
+    url: str, told: Told, circle: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Another thread may have its lease, so it is no deadlock. The keeper goes on."""
+    monkeypatch.setattr("holdfast.protocol.reporting.LONG_WAIT", 0.3)
+    with holdfast.connect(url, on_event=told) as client:
+        leases: list[Any] = []
+        thread = threading.Thread(target=lambda: leases.append(client.lock("x").acquire()))
+        thread.start()
+        thread.join()
+        del thread
+        gc.collect()
+        if circle:  # the waiter holds what nobody waits for
+            leases.append(client.lock("y").acquire())
+        assert client.lock("x").acquire(timeout=1.5) is None
+        long = [event for event in told.of(Waiting) if event.waited]
+        assert [event.deadlock for event in long] == [""] * len(long)
+        assert long
+        for lease in leases:
+            lease.release()
+    assert "loop failed" not in caplog.text
 
 
 async def _coroutine(event: Event) -> None:

@@ -20,6 +20,7 @@ from holdfast.protocol.effects import STOPPED, Effects, clock, report, wall_cloc
 from holdfast.protocol.hold import HELD, LOST, Hold
 from holdfast.protocol.refusals import TimedOut, holder_named, holder_seen
 from holdfast.protocol.replies import Refused
+from holdfast.protocol.wait.waiter import NOT_WAITING
 
 if TYPE_CHECKING:
     from holdfast.lease import BaseLease
@@ -62,13 +63,16 @@ def report_local_waits(registry: LeaseRegistry, now: float) -> Effects[None]:
     """Report the long waits in local queues. Waiters there have no timers, so the keeper looks for them."""
     registry.local_waits_at = now + LONG_WAIT
     holders = {waiting: hold for hold in list(registry.holds) for waiting in list(hold.local_queue())}
+    waits = {sleeper: one for one in holders if (sleeper := _sleeper(one)) is not None}
     for waiting, hold in holders.items():
         waiter = waiting.waiter
+        if waiter is NOT_WAITING:  # it was promoted just now
+            continue
         if now >= (waiter.report_at or waiter.since + LONG_WAIT):
             waiter.report_at = now + (now - waiter.since)
             since = (yield from wall_clock()) - (now - hold.since)
             holder = replace(holder_of(hold.token.encode(), hold.remaining(now)), fence=hold.public_fence, since=since)
-            deadlock = _local_deadlock(waiting, holders)
+            deadlock = _local_deadlock(waiting, holders, waits)
             waited = now - waiter.since
             yield from report(
                 Waiting(**described(waiting), waited=waited, holder=holder, local=True, deadlock=deadlock)
@@ -76,20 +80,35 @@ def report_local_waits(registry: LeaseRegistry, now: float) -> Effects[None]:
         registry.local_waits_at = min(registry.local_waits_at, waiter.report_at or waiter.since + LONG_WAIT)
 
 
-def _local_deadlock(waiting: Hold, holders: dict[Hold, Hold]) -> str:
-    """A sentence if callers of this client wait for each other. ``holders``: for what each one waits.
+def _sleeper(waiting: Hold) -> object:
+    """The thread or task that waits for it; None if it does not sleep yet."""
+    wakeup = waiting.waiter.wakeup
+    return None if wakeup is None else _alive(wakeup.caller)
+
+
+def _alive(caller: Any) -> object:
+    """The thread or task of a weak reference; None if it has ended."""
+    return None if caller is None else caller()
+
+
+def _local_deadlock(waiting: Hold, holders: dict[Hold, Hold], waits: dict[object, Hold]) -> str:
+    """A sentence if callers of this client wait for each other. ``holders``: for what each hold waits; ``waits``: what
+    each caller waits for.
 
     It is possible, not certain: another thread may release what a caller holds.
     """
-    waits = {one.waiter.wakeup.caller: one for one in holders if one.waiter.wakeup is not None}
-    me = next((caller for caller, one in waits.items() if one is waiting), None)
-    chain, at = [], holders[waiting].caller
+    chain: list[str] = []
+    me, at = _sleeper(waiting), _alive(holders[waiting].caller)
+    seen: set[object] = set()
     while at != me:
-        blocked = waits.pop(at, None)
+        blocked = None if at in seen else waits.get(at)
         if blocked is None:
             return ""
+        seen.add(at)
         chain.append(blocked.name)
-        at = holders[blocked].caller
+        at = _alive(holders[blocked].caller)
+    if me is None:
+        return ""
     if not chain:
         return "This thread or task holds it itself, and would wait forever"
     what = ", whose holder waits for ".join(map(repr, chain))
