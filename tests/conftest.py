@@ -136,12 +136,22 @@ def proxy(server: Server, admin: redis.Redis) -> Iterator[Proxy]:
         yield proxy
 
 
+def _certificate(tmp_path_factory: pytest.TempPathFactory, *names: str) -> tuple[str, str]:
+    if shutil.which("openssl") is None:
+        pytest.skip("needs the openssl command to make a certificate")
+    return make_certificate(tmp_path_factory.mktemp("tls"), *names)
+
+
 @pytest.fixture(scope="session")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     """A self-signed certificate for localhost, and its key."""
-    if shutil.which("openssl") is None:
-        pytest.skip("needs the openssl command to make a certificate")
-    return make_certificate(tmp_path_factory.mktemp("tls"))
+    return _certificate(tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def other_host(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """A self-signed certificate for another host than localhost, and its key."""
+    return _certificate(tmp_path_factory, "elsewhere.example")
 
 
 @pytest.fixture(params=FACES, ids=lambda face: face.kind)

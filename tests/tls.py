@@ -12,13 +12,15 @@ from pathlib import Path
 __all__ = ["TlsRelay", "make_certificate"]
 
 
-def make_certificate(folder: Path) -> tuple[str, str]:
-    """A self-signed certificate for localhost, and its key."""
+def make_certificate(folder: Path, *names: str) -> tuple[str, str]:
+    """A self-signed certificate for localhost, or for these names instead, and its key."""
+    named = ",".join(f"DNS:{name}" for name in names) or "DNS:localhost,IP:127.0.0.1"
     key, certificate = str(folder / "key.pem"), str(folder / "cert.pem")
     subprocess.run(
         [
-            *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"),
-            *("-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1", "-keyout", key, "-out", certificate),
+            *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"),
+            *("-subj", f"/CN={names[0] if names else 'localhost'}", "-addext", f"subjectAltName={named}"),
+            *("-keyout", key, "-out", certificate),
         ],
         check=True,
         capture_output=True,

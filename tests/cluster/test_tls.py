@@ -62,3 +62,12 @@ def test_a_waiter_is_notified_over_tls(connect: Any, over_tls: ClusterFleet, cer
 def test_an_untrusted_certificate_of_a_node_is_named(connect: Any, over_tls: ClusterFleet) -> None:
     with pytest.raises(holdfast.Unavailable, match=r"localhost:\d+ .*its TLS certificate is not trusted"):
         connect(url_of(over_tls)).lock("x", wait=0).acquire()
+
+
+def test_a_node_with_a_certificate_for_another_host_is_refused(connect: Any, other_host: tuple[str, str]) -> None:
+    with ClusterFleet(3, binary=find_redis(), certificate=other_host) as fleet:
+        url = url_of(fleet, f"ssl_ca_certs={other_host[0]}")
+        with pytest.raises(holdfast.Unavailable, match=r"localhost:\d+ .*its TLS certificate is not trusted"):
+            connect(url).lock("x", wait=0).acquire()
+        with connect(f"{url}&ssl_check_hostname=false").lock("x", wait=0) as lease:
+            assert lease.held

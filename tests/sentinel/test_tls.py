@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,6 +25,19 @@ class Ports(NamedTuple):
 
 @pytest.fixture(scope="module")
 def ports(certificate: tuple[str, str]) -> Iterator[Ports]:
+    with over_tls(certificate) as ports:
+        yield ports
+
+
+@pytest.fixture(scope="module")
+def elsewhere(other_host: tuple[str, str]) -> Iterator[Ports]:
+    """Their certificate is for another host."""
+    with over_tls(other_host) as ports:
+        yield ports
+
+
+@contextmanager
+def over_tls(certificate: tuple[str, str]) -> Iterator[Ports]:
     """A Sentinel that watches a primary over TLS, and so names its TLS port."""
     files = ("tls-cert-file", certificate[0], "tls-key-file", certificate[1], "tls-ca-cert-file", certificate[0])
     lines = [f"{option} {value}" for option, value in zip(files[::2], files[1::2], strict=True)]
@@ -61,3 +75,18 @@ def test_the_servers_alone(connect: Any, ports: Ports) -> None:
 def test_an_untrusted_certificate_of_a_sentinel_is_named(connect: Any, ports: Ports) -> None:
     with pytest.raises(holdfast.Unavailable, match=r"Sentinel localhost:\d+: its TLS certificate is not trusted"):
         connect(f"rediss+sentinel://localhost:{ports.tls}/{SERVICE}/0").lock("x").acquire()
+
+
+def test_a_sentinel_with_a_certificate_for_another_host_is_refused(connect: Any, elsewhere: Ports) -> None:
+    url = f"rediss+sentinel://localhost:{elsewhere.tls}/{SERVICE}/0?ssl_ca_certs={elsewhere.certificate}"
+    with pytest.raises(holdfast.Unavailable, match=r"Sentinel localhost:\d+: its TLS certificate is not trusted"):
+        connect(url).lock("x", wait=0).acquire()
+    with connect(f"{url}&ssl_check_hostname=false").lock("x", wait=0) as lease:
+        assert lease.held
+
+
+def test_a_primary_with_a_certificate_for_another_host_is_refused(connect: Any, elsewhere: Ports) -> None:
+    options = f"ssl_ca_certs={elsewhere.certificate}&sentinel_ssl=false"
+    url = f"rediss+sentinel://localhost:{elsewhere.plain}/{SERVICE}/0?{options}"
+    with pytest.raises(holdfast.Unavailable, match=r"primary 127\.0\.0\.1:\d+.*: its TLS certificate is not trusted"):
+        connect(url).lock("x", wait=0).acquire()

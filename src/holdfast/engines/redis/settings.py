@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import re
 import socket
+import ssl
 from types import ModuleType
 from typing import Any, Final
 
@@ -49,7 +50,7 @@ def check_settings(
     """Raise InvalidConfig if redis-py does not take these settings. ``secret``: the names of options are not shown."""
     wrong = _find_wrong(settings)
     try:
-        connection_class(**cleaned(settings, flavour))  # opens nothing, but checks the options
+        connection_class(**cleaned(connection_class, settings, flavour))  # opens nothing, but checks the options
     except TypeError as error:
         named = re.search(r"argument ('\w+')", str(error))
         option = "one of its options" if secret or not named else named[1]
@@ -87,7 +88,7 @@ _VALID: Final = {
 }
 
 
-def cleaned(settings: dict[str, Any], flavour: ModuleType) -> dict[str, Any]:
+def cleaned(connection_class: type[Any], settings: dict[str, Any], flavour: ModuleType) -> dict[str, Any]:
     """The user's settings, without those of the pool and of redis-py's own calls."""
     kept = {
         option: value
@@ -106,7 +107,18 @@ def cleaned(settings: dict[str, Any], flavour: ModuleType) -> dict[str, Any]:
     # CLIENT SETINFO at connect costs two round trips and needs a permission. How to turn it off depends on the version.
     known = inspect.signature(flavour.AbstractConnection.__init__).parameters
     kept.update({"driver_info": None} if "driver_info" in known else {"lib_name": None, "lib_version": None})
+    if issubclass(connection_class, flavour.SSLConnection):
+        kept["ssl_check_hostname"] = _checks_host_name(settings)
     return kept
+
+
+def _checks_host_name(settings: dict[str, Any]) -> bool:
+    """Whether TLS refuses a certificate for another host: unless the user has turned that off, or accepts every
+    certificate. redis-py before version 6 does so only if it is asked to."""
+    if settings.get("ssl_cert_reqs", "required") in (None, "none", ssl.CERT_NONE):
+        return False
+    wanted = settings.get("ssl_check_hostname")
+    return wanted is None or bool(wanted)
 
 
 def keep_alive(settings: dict[str, Any], flavour: ModuleType) -> None:

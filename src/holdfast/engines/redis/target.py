@@ -220,7 +220,7 @@ def _resolve_local(location: Location, flavour: ModuleType) -> Target:
     return Target(
         location.address,
         flavour.UnixDomainSocketConnection,
-        cleaned({}, flavour),
+        cleaned(flavour.UnixDomainSocketConnection, {}, flavour),
         prepare_async if _is_aio(flavour) else prepare,
         starts_server=True,
         engine="local",
@@ -237,7 +237,7 @@ def _behind(sentinels: Sentinels, target: Target, flavour: ModuleType) -> Target
 def _node(connection_class: type[Any], settings: dict[str, Any], flavour: ModuleType) -> Node:
     address = f"{settings['host']}:{settings['port']}"
     check_settings(f"Sentinel {address}", connection_class, settings, flavour)
-    return Node(address, connection_class, cleaned(settings, flavour))
+    return Node(address, connection_class, cleaned(connection_class, settings, flavour))
 
 
 def _resolve_client(client: object, aio: bool) -> Target:
@@ -334,7 +334,7 @@ def _target_of_client(
 
 
 def _target(address: str, connection_class: type[Any], settings: dict[str, Any], flavour: ModuleType) -> Target:
-    kept = cleaned(settings, flavour)
+    kept = cleaned(connection_class, settings, flavour)
     if issubclass(connection_class, flavour.Connection):  # over TCP
         keep_alive(kept, flavour)
     return Target(address, connection_class, kept, tls=issubclass(connection_class, flavour.SSLConnection))
