@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 BENCH_READY := $(VENV)/.ready-bench
 COMPILED := $(VENV)/.compiled
+FLOORS_VENV := .venv-floors
+FLOORS_READY := $(FLOORS_VENV)/.ready
 NODE := $(VENV)/node
 SEED ?= 1
 SECONDS ?= 300
@@ -19,13 +21,17 @@ CONFORMANCE := tests/conformance tests/rlock/test_semantics.py tests/pools/test_
 	tests/inspection/test_semantics.py tests/inspection/test_breaking.py
 ENGINES := local resp2 redis7 sentinel sentinel-redis7 cluster cluster-redis7 etcd etcd-minority-dead memcached
 SERVERS := tests/sentinel tests/cluster tests/etcd tests/memcached
+# What depends on the version of a library: its errors, TLS, and what it is asked to do on each engine.
+FLOORS := $(CONFORMANCE) tests/security tests/connections/test_targets.py tests/sentinel/test_tls.py \
+	tests/cluster/test_tls.py tests/etcd/test_secured.py tests/cli/test_operate.py tests/cli/test_printable.py \
+	tests/events/test_metrics.py tests/events/test_otel.py
 BENCHES := uncontended events keeper crowd memory latch_election market primitives guard stampede
 
 # Tests start some hundred programs, and five processes collect all tests: none is to compile what another has compiled.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check test test-long test-engines hostile lint format lab bench bench-before bench-contention \
+.PHONY: help demo check test test-long test-engines test-floors servers hostile lint format lab bench bench-before bench-contention \
 	bench-mixed bench-engines failover clean
 
 help:
@@ -41,12 +47,7 @@ test: $(COMPILED)  ## the test suite (about 5 minutes on 2 cores)
 test-long: $(READY)  ## searches of the lab, planted mistakes, faults at random, storms and crowds (about 8 minutes)
 	@$(BIN)/python -m pytest -q -n 3 --dist loadgroup -m long
 
-test-engines: $(READY)  ## the conformance suite on each engine, and failovers (about 20 minutes; installs their servers)
-	@for server in redis-server memcached; do \
-		command -v $$server >/dev/null || \
-		{ apt-get update -q && apt-get install -q -y --no-install-recommends $$server; } || \
-		{ echo "$$server is needed: install it, and run this again"; exit 1; }; \
-	done
+test-engines: $(READY) servers  ## the conformance suite on each engine, and failovers (about 20 minutes; installs their servers)
 	@failed=0; \
 	for engine in $(ENGINES); do \
 		echo "conformance on $$engine"; \
@@ -54,6 +55,22 @@ test-engines: $(READY)  ## the conformance suite on each engine, and failovers (
 		$(BIN)/python -m pytest -q -n $$processes --dist loadfile --engine $$engine $(CONFORMANCE) || failed=1; \
 	done; \
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile $(SERVERS) || failed=1; exit $$failed
+
+# Without the simulated world, which no library but lupa has a part in, and without mypy.
+test-floors: $(FLOORS_READY) servers  ## conformance, TLS and security with the oldest libraries that are allowed (about 3 minutes)
+	@failed=0; \
+	$(FLOORS_VENV)/bin/python -m pytest -q -n 5 -k "not world" --ignore tests/conformance/test_typing.py $(FLOORS) || failed=1; \
+	for engine in etcd memcached; do \
+		$(FLOORS_VENV)/bin/python -m pytest -q -n 2 --engine $$engine tests/conformance/test_lock.py || failed=1; \
+	done; exit $$failed
+
+# Those that come in no wheel.
+servers:
+	@for server in redis-server memcached; do \
+		command -v $$server >/dev/null || \
+		{ apt-get update -q && apt-get install -q -y --no-install-recommends $$server; } || \
+		{ echo "$$server is needed: install it, and run this again"; exit 1; }; \
+	done
 
 check: lint  ## the edit loop: lint and the fast tests
 	@$(BIN)/python -m pytest -q -n 3 --dist loadfile -k "not asyncio and not blocking" $(FAST)
@@ -101,7 +118,7 @@ bench-before: $(BENCH_READY)  ## this tree beside an earlier revision, in turn: 
 	@$(BIN)/python -m benchmarks.before $(or $(REV),$(error say which revision: make bench-before REV=v0.1.0))
 
 clean:  ## remove the virtual environment and caches
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(FLOORS_VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(READY): pyproject.toml
 	@echo "setting up $(VENV) (once)"
@@ -110,6 +127,15 @@ $(READY): pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[all]' --group dev
+	@touch $@
+
+$(FLOORS_READY): pyproject.toml scripts/floors.py
+	@echo "setting up $(FLOORS_VENV) (once)"
+	@test -x $(FLOORS_VENV)/bin/python || $(PYTHON) -m venv $(FLOORS_VENV)
+	@$(FLOORS_VENV)/bin/python scripts/floors.py > $(FLOORS_VENV)/floors.txt
+	@$(FLOORS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
+	@$(FLOORS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[all]' --group test \
+		--constraint $(FLOORS_VENV)/floors.txt
 	@touch $@
 
 # Once, by one process, before five of them compile all tests at the same time.

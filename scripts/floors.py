@@ -16,7 +16,7 @@ _REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)(?:\[[a-z,]+\])?>=([0-9][0-9a-z.]*)
 
 
 def floors() -> dict[str, str]:
-    """By name of the package: the lowest version. The highest floor counts, if a package is named twice."""
+    """By name of the package: the lowest version."""
     project = tomllib.loads(PYPROJECT.read_text())["project"]
     named = [*project["dependencies"], *(each for extra in project["optional-dependencies"].values() for each in extra)]
     found: dict[str, str] = {}

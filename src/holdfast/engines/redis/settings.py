@@ -122,14 +122,15 @@ def _checks_host_name(settings: dict[str, Any]) -> bool:
 
 
 def keep_alive(settings: dict[str, Any], flavour: ModuleType) -> None:
-    """Turn TCP keep-alive on, unless the user has set it.
+    """Turn TCP keep-alive on, unless the user has turned it off; with the user's options, if there are any.
 
     A subscriber or an idle connection may be silent for hours. A router may then drop it without notice.
     """
-    unset = inspect.signature(flavour.Connection.__init__).parameters["socket_keepalive_options"].default
-    if settings.get("socket_keepalive") is False or settings.get("socket_keepalive_options", unset) is not unset:
+    if settings.get("socket_keepalive") is False:
         return
     settings["socket_keepalive"] = True
-    settings["socket_keepalive_options"] = {
-        getattr(socket, option): value for option, value in _KEEP_ALIVE.items() if hasattr(socket, option)
-    }
+    unset = inspect.signature(flavour.Connection.__init__).parameters["socket_keepalive_options"].default
+    if settings.get("socket_keepalive_options", unset) is unset:
+        settings["socket_keepalive_options"] = {
+            getattr(socket, option): value for option, value in _KEEP_ALIVE.items() if hasattr(socket, option)
+        }
