@@ -29,6 +29,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import redis.exceptions
 import redis.sentinel
 
+from holdfast.engines.redis import handshake
 from holdfast.engines.redis.failures import why_no_connection
 from holdfast.errors import Unavailable, rounded
 
@@ -237,7 +238,7 @@ def _ask(node: Node, timeout: float) -> dict[str, Any]:
     """
     connection = node.connection_class(**node.connection_settings(timeout))
     try:
-        connection.connect()
+        handshake.connect(connection)
         connection.send_command("SENTINEL", "MASTERS")
         return _states_of(connection.read_response())
     finally:

@@ -22,6 +22,7 @@ from holdfast.engines import greenlets
 from holdfast.engines.capabilities import require
 from holdfast.engines.local.server import ensure
 from holdfast.engines.others import resolve_other
+from holdfast.engines.redis import handshake
 from holdfast.engines.redis.sentinel import Node, Sentinels
 from holdfast.engines.redis.settings import check_settings, cleaned, keep_alive, read_url
 from holdfast.errors import InvalidConfig, LocalOnlyWarning, Unavailable
@@ -104,13 +105,13 @@ class Target(NamedTuple):
 
     def connect(self, connection: Any) -> None:
         """Let redis-py connect and perform the handshake."""
-        try:
-            connection.connect()
-            if self.sentinels is not None:
+        handshake.connect(connection)
+        if self.sentinels is not None:
+            try:
                 self.sentinels.check(connection)
-        except BaseException:
-            connection.disconnect()  # redis-py only does so for its own errors
-            raise
+            except BaseException:
+                connection.disconnect()
+                raise
 
     def connection(self, timeout: float, extra: dict[str, Any]) -> Any:
         for option in _FILES:
