@@ -17,6 +17,16 @@ from tests.proxy import Proxy, delay
 from tests.servers import Server
 from tests.support import Script, eventually, lock_keys
 
+# Python may raise at the call of __exit__, before its first instruction; no context manager written in Python can cover
+# that. Then the object still has the lease.
+KNOWN_GAP = """
+import traceback
+
+def is_known_gap(struck):
+    *_, (last, line) = traceback.walk_tb(struck.__traceback__)
+    return last.f_code.co_name == "__exit__" and line == last.f_code.co_firstlineno
+"""
+
 # A tormentor is a forked process that reads delays in seconds and answers each, that much later, with a SIGINT.
 TORMENTED = """
 import gc, random, struct, warnings
@@ -105,18 +115,17 @@ for number in range(150):
         while time.monotonic() < until:
             with lock:
                 pass
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as struck:
         interrupted += 1
-    if not is_free("x", 0.5):
-        # Python itself may raise between the body and the first line of __exit__; then the object still has it.
-        lock.release()
-        if not is_free("x"):
-            say("an orphan after interrupt", number)
-            break
+        if is_known_gap(struck):
+            lock.release()
+    if not is_free("x"):
+        say("an orphan after interrupt", number)
+        break
 say(interrupted > 140)
 client.close()
 """
-    assert run_tormented(code, server.url) == "True\n"
+    assert run_tormented(KNOWN_GAP + code, server.url) == "True\n"
 
 
 def test_interrupts_while_waiting_for_another_holder_leave_its_key_alone(server: Server, admin: redis.Redis) -> None:
@@ -349,6 +358,65 @@ client.close()
 def test_interrupt_after_every_single_bytecode_leaves_no_key(server: Server, step: str) -> None:
     with Script(EVERY_MOMENT, server.url, step) as script:
         # A signal that is met in __del__ is printed and forgotten by Python; so much for stderr.
+        assert script.finish(100.0, quiet=False) == "interrupted True\n"
+
+
+LEAVING = (
+    MOMENTS
+    + """
+client = holdfast.connect(url)
+
+def make():
+    return {kind}
+
+for _ in range(3):
+    with make():
+        pass
+moment = interrupted = 0
+orphans = []
+while len(orphans) < 5:
+    moment += 1
+    tracer = Tracer(moment)
+    lock = make()
+    try:
+        with {entered}:
+            sys.settrace(tracer)
+        sys.settrace(None)
+        for _ in range(9):
+            pass
+    except KeyboardInterrupt:
+        sys.settrace(None)
+        interrupted += 1
+    if tracer.left > 0:
+        break
+    while client.statistics().holds:
+        orphans.append(tracer.where)
+        lock.release()
+    again = make().acquire(timeout=3)
+    if again is None:
+        orphans.append(tracer.where)
+        break
+    again.release()
+say("interrupted", interrupted > 60 and interrupted > 0.9 * (moment - 1))
+for orphan in orphans:
+    say("held after", orphan.rpartition("/holdfast/")[2])
+client.close()
+"""
+)
+KINDS = {
+    'client.lock("x")': "lock",
+    'client.lock("x", "y")': "lock",
+    'client.rlock("x")': "lock, lock",
+    'client.semaphore("x", 2)': "lock, lock",
+    'client.rwlock("x").read': "lock",
+    'client.rwlock("x").write': "lock",
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", KINDS)
+def test_interrupt_after_every_single_bytecode_of_leaving_with_releases_it(server: Server, kind: str) -> None:
+    with Script(LEAVING.replace("{kind}", kind).replace("{entered}", KINDS[kind]), server.url) as script:
         assert script.finish(100.0, quiet=False) == "interrupted True\n"
 
 

@@ -15,7 +15,7 @@ import holdfast
 import holdfast.aio
 from holdfast.protocol.hold import ENDED
 from tests.contention.test_acl import BELLS, NEEDED, user
-from tests.interrupts.test_interrupts import EVERY_MOMENT
+from tests.interrupts.test_interrupts import EVERY_MOMENT, KNOWN_GAP
 from tests.processes.test_fork import in_child
 from tests.servers import Server
 from tests.support import Script, asyncio_test, eventually
@@ -328,7 +328,6 @@ def test_a_forked_child_holds_nothing(client: holdfast.Client, admin: redis.Redi
 
 
 INTERRUPTED = """
-import threading, traceback
 client = holdfast.connect(url)
 lock = client.semaphore("x", 1, ttl=20) if sys.argv[2] == "permit" else getattr(client.rwlock("x", ttl=20), sys.argv[2])
 say("ready")
@@ -340,10 +339,12 @@ while True:
         if done == 30:
             say("warm")
     except KeyboardInterrupt as struck:
-        *_, (last, line) = traceback.walk_tb(struck.__traceback__)
-        if last.f_code.co_name == "__exit__" and line == last.f_code.co_firstlineno:
-            lock.release()  # it struck before any of our code could run, which no context manager can cover
-        say("interrupted", client._driver.run(lock._look())[0])
+        if is_known_gap(struck):
+            lock.release()
+        left, until = 1, time.monotonic() + 5
+        while left and time.monotonic() < until:  # what the caller could not finish in time is left to the keeper
+            left = client._driver.run(lock._look())[0]
+        say("interrupted", left)
         break
 client.close()
 """
@@ -352,7 +353,7 @@ client.close()
 @pytest.mark.parametrize("mode", ["permit", "read", "write"])
 def test_ctrl_c_leaves_nothing_behind(url: str, admin: redis.Redis, mode: str) -> None:
     for _ in range(4):
-        with Script(INTERRUPTED, url, mode) as script:
+        with Script(KNOWN_GAP + INTERRUPTED, url, mode) as script:
             script.hear("ready")
             script.hear("warm")
             script.send(signal.SIGINT)

@@ -56,8 +56,16 @@ class Lock(BaseLock[Lease], Generic[N_co]):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if (rest := self._leave(error)) is not None:
-            await self._driver.run(rest)
+        entered = None
+        try:
+            entered = self._entered.copy()
+            if (rest := self._leave(error)) is not None:
+                await self._driver.run(rest)
+        except BaseException as struck:
+            # Ctrl-C may come before the protocol begins, and then nothing else would release the lease. Only Ctrl-C at
+            # the call of this method, before its first instruction, cannot be covered.
+            await self._driver.run(self._leave_after_all(entered, struck))
+            raise
 
 
 class MultiLock(BaseMultiLock[Lease], Lock[N_co]):

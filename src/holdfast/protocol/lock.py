@@ -342,16 +342,27 @@ class BaseLock(Generic[L]):
             except ValueError:
                 pass  # there is no such entry, or an interrupt made this run twice
 
-    def _find_entered(self, me: Hashable) -> tuple[Hashable, L, Any]:
-        """The entry of the ``with`` block that is left.
+    def _leave_after_all(self, entered: list[tuple[Hashable, L, Any]] | None, error: BaseException) -> Effects[None]:
+        """Leave ``with``, if that had not begun when the caller was interrupted.
 
-        A block may be left in another thread or task than it was entered in: a generator may be closed elsewhere, or a
-        framework may move work. Then the oldest entry is taken.
+        ``entered``: the entries before the caller began to leave; None if it was interrupted before it knew them.
         """
+        me = yield from caller()
+        if entered is None:
+            entered = list(self._entered)
+        block = _entry_of(me, entered) if entered else None
+        # Nested blocks of a reentrant lock have equal entries, so they are counted.
+        if block is not None and self._entered.count(block) == entered.count(block):
+            rest = self._leave(error)
+            if rest is not None:
+                yield from rest
+
+    def _find_entered(self, me: Hashable) -> tuple[Hashable, L, Any]:
+        """The entry of the ``with`` block that is left."""
         entered = list(self._entered)
         if not entered:
             raise NotHeld(self.name)
-        return next((entry for entry in reversed(entered) if entry[0] == me), entered[0])
+        return _entry_of(me, entered)
 
     def __reduce__(self) -> Any:
         raise TypeError("a Lock cannot be pickled: connect in the other process, and make a lock of the same name")
@@ -359,3 +370,12 @@ class BaseLock(Generic[L]):
     def __repr__(self) -> str:
         state = "locked" if self._object_slot else "unlocked"
         return f"<{state} {type(self).__module__}.Lock object {self.name!r} at {id(self):#x}>"
+
+
+def _entry_of(me: Hashable, entered: list[tuple[Hashable, L, Any]]) -> tuple[Hashable, L, Any]:
+    """The caller's latest entry.
+
+    A block may be left in another thread or task than it was entered in: a generator may be closed elsewhere, or a
+    framework may move work. Then the oldest entry is taken.
+    """
+    return next((entry for entry in reversed(entered) if entry[0] == me), entered[0])
