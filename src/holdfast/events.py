@@ -85,7 +85,7 @@ class Renewed(Event):
     remaining: float  # seconds of validity that were left before
     validity: float  # seconds of validity that a renewed lease has
     late: float = 0.0  # seconds after it was due, which is when a third of its ttl is over
-    slow: bool = False  # less than half of the validity was left: the next delay may lose the lease
+    slow: bool = False  # late by a third of the validity: the next delay of this kind may lose the lease
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -259,6 +259,36 @@ def test_a_late_renewal_is_reported_as_slow() -> None:
     assert slow[0].late > 8.0
 
 
+@pytest.mark.parametrize(("paused", "is_slow"), [(0.0, False), (0.25, False), (0.4, True)])
+def test_a_renewal_is_slow_if_the_next_delay_of_its_kind_would_lose_the_lease(paused: float, is_slow: bool) -> None:
+    """The process is stopped for that part of the ttl, just before a renewal is due."""
+    play = Play()
+    client, events = observed(play, "one")
+    play.start(client, play.cycle(client, hold=5.0, ttl=1.0))
+    due_us = play.world.now_us + 420_000  # a tenth of a second, and a third of the ttl
+    play.world.at(due_us, client._driver.pause)
+    play.world.at(due_us + round(paused * 1e6), client._driver.resume)
+    play.run(10.0)
+    renewed = of(events, Renewed)
+    assert [event.slow for event in renewed if event.late > 0.1] == ([is_slow] if paused else [])
+    assert max(event.late for event in renewed) == pytest.approx(paused, abs=0.02)
+
+
+def test_a_grant_that_is_told_late_is_not_a_slow_renewal() -> None:
+    """The waiter is stopped while the lock is granted to it: it begins with little left, and renews as soon as ever."""
+    play = Play()
+    one, (two, events) = play.client("one"), observed(play, "two")
+    play.start(one, play.cycle(one, hold=1.0, ttl=10.0))
+    play.start(two, play.cycle(two, hold=5.0, ttl=10.0))
+    began_us = play.world.now_us
+    play.world.at(began_us + 950_000, two._driver.pause)
+    play.world.at(began_us + 7_500_000, two._driver.resume)
+    play.run(20.0)
+    first, *_ = of(events, Renewed)
+    assert first.remaining < first.validity / 2
+    assert not any(event.slow or event.late > 0.01 for event in of(events, Renewed))
+
+
 def test_a_lease_that_is_not_renewed_is_never_slow() -> None:
     play = Play()
     client, events = observed(play, "one")

@@ -27,7 +27,7 @@ EVERY_KIND = pytest.mark.parametrize("kind", KINDS.values(), ids=list(KINDS))
 ADOPTER = """
 client = holdfast.connect(url)
 ticket = sys.stdin.readline().strip()
-lease = client.adopt(ticket, ttl=1)
+lease = client.adopt(ticket, ttl=float(sys.argv[2]))
 say(lease.fence)
 sys.stdin.readline()
 say(lease.held)
@@ -44,7 +44,7 @@ def left(admin: redis.Redis) -> list[str]:
 
 @EVERY_KIND
 def test_another_process_goes_on_where_this_one_ends(kind: Kind, server: Server, admin: redis.Redis) -> None:
-    with Script(ADOPTER, server.url) as script:
+    with Script(ADOPTER, server.url, 10) as script:
         with holdfast.connect(server.url) as client:
             lease = kind.ask(client, ttl=10).acquire()
             assert lease
@@ -64,7 +64,7 @@ def test_another_process_goes_on_where_this_one_ends(kind: Kind, server: Server,
 def test_an_adopter_that_is_killed_leaves_the_lock_to_its_own_ttl(
     kind: Kind, server: Server, client: holdfast.Client
 ) -> None:
-    with Script(ADOPTER, server.url) as script:
+    with Script(ADOPTER, server.url, 1) as script:
         lease = kind.ask(client, ttl=600).acquire()
         assert lease
         script.write(lease.hand_over() + "\n")

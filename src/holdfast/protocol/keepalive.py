@@ -40,7 +40,7 @@ from holdfast.protocol.kinds.membership import (
     plan_checks,
 )
 from holdfast.protocol.replies import DONE, GONE
-from holdfast.protocol.reporting import is_slow, lost_event, report_failed_renewal, report_local_waits, report_renewal
+from holdfast.protocol.reporting import lateness, lost_event, report_failed_renewal, report_local_waits, report_renewal
 from holdfast.protocol.retry import SHORTEST_CALL
 from holdfast.protocol.wait.presence import Crowd, show_presence
 
@@ -319,10 +319,9 @@ def _renew(registry: LeaseRegistry, todo: Round, now: float) -> Effects[None]:
                 yield from report_failed_renewal(hold, now, reply.error)
             elif reply == DONE:
                 registry.renewals += 1
-                left = hold.remaining(now)
+                left, late = hold.remaining(now), lateness(hold, now)
                 hold.prolong(ttl, asked_at)
-                if hold.options.renew and (registry.observed() or is_slow(hold, left)):
-                    yield from report_renewal(hold, left)
+                yield from report_renewal(hold, left, late, observed=registry.observed())
             else:
                 lost.append((hold, reply))
         yield from _tell(registry, lost, now)

@@ -17,7 +17,7 @@ from holdfast.errors import HoldfastError, LeaseLost, NotHeld
 from holdfast.events import Abandoned, Acquired, Event, Lost, PassedOn, Released, RenewalFailed, Renewed, Waiting
 from holdfast.holder import Holder, holder_of
 from holdfast.protocol.effects import STOPPED, Effects, clock, report, wall_clock
-from holdfast.protocol.hold import HELD, LOST, Hold
+from holdfast.protocol.hold import CHECK_AFTER, HELD, LOST, Hold
 from holdfast.protocol.refusals import TimedOut, holder_named, holder_seen
 from holdfast.protocol.replies import Refused
 from holdfast.protocol.wait.waiter import NOT_WAITING
@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from holdfast.protocol.keepalive import LeaseRegistry
     from holdfast.protocol.lock import BaseLock
 
-SLOW: Final = 0.5  # a renewal is slow if less than this part of the validity was left
+# A renewal is slow if it is later than due by this part of the validity. It is due with two thirds left, so less than a
+# third is left then: time for one more try.
+SLOW: Final = 1 / 3
 LONG_WAIT: Final = 10.0  # seconds after which a wait is reported again; then after twice that time, and so on
 
 
@@ -123,16 +125,17 @@ def refuser(hold: Hold) -> Holder | None:
     return None
 
 
-def is_slow(hold: Hold, left: float) -> bool:
-    """Whether less than half of the validity was left at the renewal, of a hold that is renewed regularly."""
-    return left < SLOW * hold.options.validity and hold.options.renew and hold.deadline < hold.max_hold_ends
+def lateness(hold: Hold, now: float) -> float:
+    """How much later than due it is renewed at that time. A hold can begin with little left: a grant is told late."""
+    return max(0.0, now - max(hold.deadline - hold.options.renewed_with, hold.since + CHECK_AFTER))
 
 
-def report_renewal(hold: Hold, left: float) -> Effects[None]:
-    """It was renewed with that many seconds of validity left."""
-    late = max(0.0, hold.options.renewed_with - left)
-    slow = is_slow(hold, left)
-    yield from report(Renewed(**described(hold), remaining=left, validity=hold.options.validity, late=late, slow=slow))
+def report_renewal(hold: Hold, left: float, late: float, *, observed: bool) -> Effects[None]:
+    """It was renewed that late, with that many seconds of validity left. A slow renewal is always reported."""
+    options = hold.options
+    slow = late > SLOW * options.validity and hold.deadline < hold.max_hold_ends
+    if options.renew and (slow or observed):
+        yield from report(Renewed(**described(hold), remaining=left, validity=options.validity, late=late, slow=slow))
 
 
 def report_failed_renewal(hold: Hold, now: float, error: HoldfastError) -> Effects[None]:
