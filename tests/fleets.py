@@ -90,7 +90,10 @@ class SentinelFleet:
         sentinel_password: str = "",
         replicas: int = 2,
         database: int = 0,
+        failover_timeout_ms: int = 3000,
+        in_order: bool = False,
     ) -> None:
+        """``in_order``: the first replica takes over if it can."""
         self._binary = binary or find_binary()
         self.password, self.sentinel_password = password, sentinel_password
         self.database = database
@@ -98,19 +101,20 @@ class SentinelFleet:
         self.servers: list[Server] = []
         self.sentinels: list[SentinelServer] = []
         try:
-            self._start(replicas, patience_ms)
+            self._start(replicas, patience_ms, failover_timeout_ms, in_order)
         except BaseException:
             self.stop()
             raise
 
-    def _start(self, replicas: int, patience_ms: int) -> None:
+    def _start(self, replicas: int, patience_ms: int, failover_timeout_ms: int, in_order: bool) -> None:
         first = self._start_server()
-        for _ in range(replicas):
-            self._start_server("--replicaof", "127.0.0.1", str(first.port))
+        for number in range(replicas):
+            priority = ("--replica-priority", str(10 + number)) if in_order else ()
+            self._start_server("--replicaof", "127.0.0.1", str(first.port), *priority)
         eventually(lambda: self._replicas_of(first) == replicas, "the replicas follow the primary")
         settings = [
             f"sentinel down-after-milliseconds {SERVICE} {patience_ms}",
-            f"sentinel failover-timeout {SERVICE} 3000",
+            f"sentinel failover-timeout {SERVICE} {failover_timeout_ms}",
             f"sentinel parallel-syncs {SERVICE} 2",
         ]
         if self.password:
@@ -134,8 +138,12 @@ class SentinelFleet:
 
     @property
     def url(self) -> str:
+        return self.url_from(0)
+
+    def url_from(self, first: int) -> str:
+        """A URL that lists the Sentinels in the same circle, beginning with that one."""
         user = f":{quote(self.password, safe='')}@" if self.password else ""
-        hosts = ",".join(f"{host}:{port}" for host, port in self.hosts)
+        hosts = ",".join(f"{host}:{port}" for host, port in (*self.hosts[first:], *self.hosts[:first]))
         options = f"?sentinel_password={quote(self.sentinel_password, safe='')}" if self.sentinel_password else ""
         return f"redis+sentinel://{user}{hosts}/{SERVICE}/{self.database}{options}"
 

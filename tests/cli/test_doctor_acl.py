@@ -276,6 +276,15 @@ def test_a_url_that_lets_replicas_confirm_needs_wait(capsys: pytest.CaptureFixtu
     assert not any("+wait" in rules for rules in printed(capsys, "redis://h").values())
 
 
+def test_a_url_of_sentinels_needs_role_and_a_user_on_the_sentinels(capsys: pytest.CaptureFixture[str]) -> None:
+    rules = printed(capsys, "redis+sentinel://h/m")
+    assert "+role" in rules["program"]
+    assert "+role" in rules["operator"]
+    assert rules["sentinel"][-2:] == ["+sentinel|get-master-addr-by-name", "+sentinel|masters"]
+    assert rules["sentinel"][-1] in call(capsys, "doctor", "--acl", "redis+sentinel://h/m")[1]
+    assert "sentinel" not in printed(capsys, "redis://h")
+
+
 @pytest.mark.parametrize("url", ["etcd://h:2379", "nothing://h"])
 def test_other_engines_have_no_acl(capsys: pytest.CaptureFixture[str], url: str) -> None:
     code, out, err = call(capsys, "doctor", "--acl", url)

@@ -10,7 +10,7 @@ import redis.asyncio.sentinel
 import redis.sentinel
 
 import holdfast
-from holdfast.engines.redis.sentinel import Node, Sentinels
+from holdfast.engines.redis.sentinel import Node, Said, Sentinels
 from holdfast.engines.redis.target import resolve
 from holdfast.url import locate, redact
 from tests.servers import free_port
@@ -146,9 +146,11 @@ def test_a_server_that_is_no_sentinel_is_named(connect: Any, url: str) -> None:
 # Which Sentinel is believed.
 
 
-def state_of(port: int, epoch: int, **other: Any) -> dict[str, Any]:
-    state = {"ip": "10.0.0.1", "port": port, "config-epoch": epoch, "num-other-sentinels": 2}
-    return {"m": {**state, "is_master": True, "is_sdown": False, "is_odown": False, **other}}
+def state_of(port: int, epoch: int, flags: str = "master", *, address: int | None = 0, phase: str = "") -> Said:
+    """``address``: the port that GET-MASTER-ADDR-BY-NAME names, if another; None if that is forbidden."""
+    state = {"name": "m", "ip": "10.0.0.1", "port": str(port), "config-epoch": str(epoch), "num-other-sentinels": "2"}
+    state |= {"flags": flags} | ({"failover-state": phase} if phase else {})
+    return Said(None if address is None else ("10.0.0.1", address or port), {"m": state})
 
 
 class Play:
@@ -171,7 +173,8 @@ class Play:
             node, _ = next(search)
             while True:
                 self.asked.append(node.address)
-                node, _ = search.send(answers[node.address])
+                answer = answers[node.address]
+                node, _ = search.send(answer.pop(0) if isinstance(answer, list) else answer)
         except StopIteration as found:
             endpoint: tuple[str, int] = found.value
             return endpoint
@@ -186,11 +189,50 @@ def test_the_first_sentinel_that_knows_a_primary_is_believed_and_asked_first_nex
     assert play.asked == ["h1"]
 
 
-@pytest.mark.parametrize("fault", [{"is_sdown": True}, {"is_odown": True}, {"is_master": False}])
-def test_a_primary_that_is_down_is_not_used(fault: dict[str, bool]) -> None:
+@pytest.mark.parametrize("flags", ["master,s_down", "master,o_down", "slave"])
+def test_a_primary_that_is_down_is_not_used(flags: str) -> None:
     play = Play(1)
     with pytest.raises(holdfast.Unavailable, match="is down, and no other has taken over yet"):
-        play.find(h0=state_of(7000, 1, **fault))
+        play.find(h0=state_of(7000, 1, flags))
+
+
+LEADING = "master,s_down,o_down,failover_in_progress"  # these describe the old primary
+
+
+def test_the_leader_of_a_failover_is_asked_for_the_address_because_it_lists_the_old_primary() -> None:
+    play = Play()
+    leader, other = state_of(7000, 6, LEADING, address=7001, phase="reconf_slaves"), state_of(7001, 6)
+    assert play.find(h0=leader) == ("10.0.0.1", 7001)
+    assert play.sentinels.primary.epoch == 6
+    assert play.find(h0=leader, h1=other) == ("10.0.0.1", 7001)
+    with pytest.raises(holdfast.Unavailable, match="7000, which was replaced since"):
+        play.find(h0=state_of(7000, 5), h1=TimeoutError(), h2=TimeoutError())
+
+
+@pytest.mark.parametrize(
+    "between",
+    [
+        state_of(7000, 6, LEADING, phase="reconf_slaves"),  # promoted after the answer with the address
+        state_of(7001, 6, address=7000),  # and ended after it
+    ],
+)
+def test_a_sentinel_whose_answers_do_not_agree_is_asked_again(between: Said) -> None:
+    play = Play()
+    after = state_of(7001, 6)
+    assert play.find(h0=[between, after]) == ("10.0.0.1", 7001)
+    assert play.asked == ["h0", "h0"]
+    assert play.find(h0=between, h1=after) == ("10.0.0.1", 7001)
+    assert play.asked == ["h0", "h0", "h0", "h1"]
+
+
+def test_a_user_that_may_not_ask_for_the_address_goes_by_the_list_and_waits_while_that_is_old() -> None:
+    play = Play(1)
+    assert play.find(h0=state_of(7000, 5, address=None)) == ("10.0.0.1", 7000)
+    early = state_of(7000, 5, "master,failover_in_progress", address=None, phase="wait_promotion")
+    assert play.find(h0=early) == ("10.0.0.1", 7000)
+    with pytest.raises(holdfast.Unavailable, match="7000, which was replaced since"):
+        play.find(h0=state_of(7000, 6, "master,failover_in_progress", address=None, phase="update_config"))
+    assert play.find(h0=state_of(7001, 6, address=None)) == ("10.0.0.1", 7001)
 
 
 def test_a_client_that_has_seen_a_failover_follows_no_sentinel_that_has_not() -> None:
@@ -221,7 +263,7 @@ def test_the_same_primary_again_drops_nothing() -> None:
 
 def test_an_unknown_service_is_named() -> None:
     with pytest.raises(holdfast.Unavailable, match="it knows no service 'm'"):
-        Play(1).find(h0={"other": {}})
+        Play(1).find(h0=Said(None, {"other": {}}))
 
 
 def test_settings_of_redis_py_are_kept() -> None:

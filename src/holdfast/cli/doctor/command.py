@@ -16,7 +16,7 @@ from holdfast.blocking import Client
 from holdfast.cli import UNAVAILABLE
 from holdfast.cli.doctor.examination import findings_on
 from holdfast.cli.doctor.findings import DANGER, LEVELS, NOTE, OK, UNCHECKED, WARNING, Finding, acl_line
-from holdfast.cli.doctor.permissions import Use, rules_of_operator, rules_of_program
+from holdfast.cli.doctor.permissions import Use, rules_of_operator, rules_of_program, rules_on_sentinels
 from holdfast.cli.operate.common import Output, run_on
 from holdfast.errors import InvalidConfig
 from holdfast.protocol.effects import StepFailed
@@ -71,11 +71,13 @@ def doctor(ctx: click.Context, *, target: str | None, url: str | None, prefix: s
 
 
 def print_acl(output: Output, prefix: str, use: Use) -> int:
-    """The least-privilege users: of programs, and of operators."""
+    """The least-privilege users: of programs, and of operators; and, if there are Sentinels, the user there."""
     lines = {
         "program": acl_line("holdfast", [*_PASSWORD, *rules_of_program(prefix, use)]),
         "operator": acl_line("holdfast-ops", [*_PASSWORD, *rules_of_operator(prefix, use)]),
     }
+    if use.sentinel:
+        lines["sentinel"] = acl_line("holdfast", [*_PASSWORD, *rules_on_sentinels()])
     if output.as_json:
         output.json(lines)
     else:
@@ -83,6 +85,9 @@ def print_acl(output: Output, prefix: str, use: Use) -> int:
         click.echo(lines["program"])
         click.echo("# an operator: also holdfast ls, break, history and doctor")
         click.echo(lines["operator"])
+        if use.sentinel:
+            click.echo("# on each Sentinel, for programs and operators (sentinel_username= in the URL)")
+            click.echo(lines["sentinel"])
     return 0
 
 

@@ -60,6 +60,8 @@ NOTIFY_SHARDED: Final = ("ssubscribe", "spublish", "pubsub|shardnumsub", "cluste
 TRACK: Final = ("client|tracking", "client|caching")
 DOCTOR: Final = ("info", "config|get", "type", "acl|whoami")  # holdfast doctor, beside what operators need
 CONFIRM: Final = ("wait",)  # grants that replicas confirm (``replicas=``)
+FOLLOW: Final = ("role",)  # a primary behind Sentinels
+SENTINELS: Final = ("sentinel|get-master-addr-by-name", "sentinel|masters")  # on the Sentinels themselves
 
 _SCRIPTS: Final[dict[str, tuple[str | int, ...]]] = {
     "evalsha": ("EVALSHA", "0" * 40, 0),  # if it is allowed, the server does not know this script
@@ -98,10 +100,16 @@ class Use(NamedTuple):
 
     cluster: bool
     confirms: bool  # replicas confirm grants
+    sentinel: bool = False
 
     @classmethod
     def of(cls, location: Location) -> Use:
-        return cls(location.engine == "cluster", bool(location.replicas))
+        return cls(location.engine == "cluster", bool(location.replicas), location.engine == "sentinel")
+
+    @property
+    def commands(self) -> list[str]:
+        """What it needs beside all others."""
+        return [*(CONFIRM if self.confirms else ()), *(FOLLOW if self.sentinel else ())]
 
 
 def needed(prefix: str, *, cluster: bool, operate: bool) -> list[str]:
@@ -113,13 +121,16 @@ def needed(prefix: str, *, cluster: bool, operate: bool) -> list[str]:
 
 
 def rules_of_program(prefix: str, use: Use) -> list[str]:
-    return [*needed(prefix, cluster=use.cluster, operate=False), *_granted(CONFIRM if use.confirms else ())]
+    return [*needed(prefix, cluster=use.cluster, operate=False), *_granted(use.commands)]
 
 
 def rules_of_operator(prefix: str, use: Use) -> list[str]:
     """With them, holdfast doctor can make each of its checks."""
-    commands = (*DOCTOR, *(CONFIRM if use.confirms else ()))
-    return [*needed(prefix, cluster=use.cluster, operate=True), *_granted(commands)]
+    return [*needed(prefix, cluster=use.cluster, operate=True), *_granted((*DOCTOR, *use.commands))]
+
+
+def rules_on_sentinels() -> list[str]:
+    return _granted(SENTINELS)
 
 
 def permissions(server: Server, use: Use, subscribe: Callable[[str], bool] | None) -> Iterable[Finding]:

@@ -4,19 +4,20 @@ Every new connection asks the Sentinels, one after the other, until one of them 
 that the server it has reached is a primary. Nothing is cached: connections are long-lived, and a cached address would
 be wrong exactly when it matters, after a failover.
 
-Failovers. The Sentinels number their decisions (the *epoch*). If a client has seen an epoch, it ignores a Sentinel that
-still names the primary of an earlier epoch. The exception: most Sentinels name an earlier epoch, because they were set
-up again. When the primary has changed, the client drops all connections to other servers, idle or not. An old primary
-may still be up but cut off from its Sentinels, and would go on granting locks that the new primary does not know. A
-request that was in flight to the old primary has an unknown outcome, whatever the old primary answers, so it never
-becomes a hold.
+Failovers. The Sentinels number their decisions (the *epoch*); protocol/primary.py says what one answer means. If a
+client has seen an epoch, it ignores a Sentinel that still names the primary of an earlier epoch. The exception: most
+Sentinels name an earlier epoch, because they were set up again. When the primary has changed, the client drops all
+connections to other servers, idle or not. An old primary may still be up but cut off from its Sentinels, and would go
+on granting locks that the new primary does not know. A request that was in flight to the old primary has an unknown
+outcome, whatever the old primary answers, so it never becomes a hold.
 
 A healthy connection does not show that a failover has happened: the Sentinels may demote an old primary, and close its
 connections, as late as ten seconds after they have named a new one. So a client that is in use asks a Sentinel again
 every second, before its next step. If no Sentinel answers, the client keeps its connections.
 
 Two cases remain: the first second after a failover, and a client that reaches an old primary but no Sentinel that knows
-the new one. ``replicas=`` covers both, because an old primary has no replicas.
+the new one. ``replicas=`` covers both, unless enough replicas still follow the old primary: one that hangs or is cut
+off with it does not know of the failover either.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ from time import monotonic
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import redis.exceptions
-import redis.sentinel
 
 from holdfast.engines.redis import handshake
 from holdfast.engines.redis.failures import why_no_connection
 from holdfast.errors import Unavailable, rounded
+from holdfast.protocol.primary import ASK_AGAIN, BEHIND, DOWN, FOLLOW, Choice, Endpoint, Sighting, choose
 
-Endpoint: TypeAlias = tuple[str, int]
-
+_TRIES: Final = 3  # times that a Sentinel is asked whose two answers do not agree
+_PROMOTED: Final = ("reconf_slaves", "update_config")  # phases of a failover, in SENTINEL MASTERS
 _SHORTEST: Final = 0.25  # seconds: each Sentinel gets at least this long to answer, if that much time is left
 _RECHECK_AFTER: Final = 1.0  # seconds
 _RECHECK_TIMEOUT: Final = 0.25  # seconds; a step waits no longer than this for the answer
@@ -72,8 +73,14 @@ class Primary:
                 drop_others()
 
 
-# The state of each primary that a Sentinel watches, by service name; or the error that the request failed with.
-_Answer: TypeAlias = "dict[str, Any] | Exception"
+class Said(NamedTuple):
+    """What a Sentinel answers."""
+
+    address: Endpoint | None  # of our service; None if it is unknown, or if this user may not ask
+    states: dict[str, dict[str, str]]  # of each primary that it watches, by service
+
+
+_Answer: TypeAlias = Said | Exception
 
 
 class Sentinels:
@@ -88,7 +95,7 @@ class Sentinels:
         self._forced_host = forced_host
         self._recheck_at = 0.0
         self._pause = _RECHECK_AFTER
-        self._judge = redis.sentinel.Sentinel([], min_other_sentinels=fewest_others)
+        self._fewest_others = fewest_others
 
     def is_primary(self, connection: Any) -> bool:
         """Whether this connection of redis-py leads to the primary that was found last."""
@@ -126,7 +133,7 @@ class Sentinels:
             while True:
                 answer: _Answer
                 try:
-                    answer = _ask(node, patience)
+                    answer = _ask(node, self.service, patience)
                 except (OSError, redis.exceptions.RedisError) as error:
                     answer = error
                 node, patience = search.send(answer)
@@ -140,7 +147,7 @@ class Sentinels:
             while True:
                 answer: _Answer
                 try:
-                    answer = await asyncio.wait_for(_ask_async(node, patience), patience)
+                    answer = await asyncio.wait_for(_ask_async(node, self.service, patience), patience)
                 except (OSError, redis.exceptions.RedisError) as error:
                     answer = error
                 node, patience = search.send(answer)
@@ -150,45 +157,61 @@ class Sentinels:
     def _search(self, timeout: float) -> Generator[tuple[Node, float], _Answer, Endpoint]:
         """Yields the Sentinel to ask next and its timeout, and receives its answer. Unavailable if none is usable."""
         causes: dict[str, str] = {}
-        behind: list[tuple[int, Endpoint, Node]] = []
+        behind: list[tuple[Choice, Node]] = []
         nodes = list(self._nodes)
         until, each = monotonic() + timeout, max(_SHORTEST, timeout / len(nodes))
         for node in nodes:
             self._nodes = sorted(self._nodes, key=lambda other: other is node)  # stable; one assignment is atomic
-            left = min(each, until - monotonic())
-            answer: _Answer = (yield node, left) if left > 0 else TimeoutError()
-            state = self._read(answer)
-            if state is None:
-                causes[f"Sentinel {node.address}"] = self._why_not(answer, max(0.0, left))
-                continue
-            endpoint = self._forced_host or state["ip"], state["port"]
-            epoch = state["config-epoch"]
-            if epoch >= self.primary.epoch:
-                return self._follow(node, endpoint, epoch)
-            behind.append((epoch, endpoint, node))
-            causes[f"Sentinel {node.address}"] = f"it names {endpoint[0]}:{endpoint[1]}, which was replaced since"
+            for _ in range(_TRIES):
+                left = min(each, until - monotonic())
+                answer: _Answer = (yield node, left) if left > 0 else TimeoutError()
+                choice = self._choose(answer)
+                if choice is None or choice.verdict is not ASK_AGAIN:
+                    break
+            if choice is not None and choice.verdict is FOLLOW:
+                return self._follow(node, choice)
+            if choice is not None and choice.verdict is BEHIND:
+                behind.append((choice, node))
+            causes[f"Sentinel {node.address}"] = self._why_not(answer, choice, max(0.0, left))
         if 2 * len(behind) > len(nodes):  # they were set up again, and do not know the earlier epochs
-            epoch, endpoint, node = max(behind, key=lambda found: found[0])
-            return self._follow(node, endpoint, epoch)
+            choice, node = max(behind, key=lambda found: found[0].epoch)
+            return self._follow(node, choice)
         raise Unavailable(causes, _ADVICE)
 
-    def _follow(self, node: Node, endpoint: Endpoint, epoch: int) -> Endpoint:
+    def _follow(self, node: Node, choice: Choice) -> Endpoint:
         self._nodes = sorted(self._nodes, key=lambda other: other is not node)
         self._pause = _RECHECK_AFTER
         self._recheck_at = monotonic() + _RECHECK_AFTER
-        self.primary.move(endpoint, epoch)
-        return endpoint
+        host, port = choice.endpoint
+        self.primary.move((self._forced_host or host, port), choice.epoch)
+        return self._forced_host or host, port
 
-    def _read(self, answer: _Answer) -> dict[str, Any] | None:
-        """The state of our primary according to the Sentinel; None if that primary is down or unknown."""
-        state = answer.get(self.service) if isinstance(answer, dict) else None
-        return state if state and self._judge.check_master_state(state, self.service) else None
+    def _choose(self, answer: _Answer) -> Choice | None:
+        """What to do about the answer; None if it says nothing about our service."""
+        state = answer.states.get(self.service) if isinstance(answer, Said) else None
+        if state is None:
+            return None
+        assert isinstance(answer, Said)
+        flags = state["flags"].split(",")
+        seen = Sighting(
+            answer.address,
+            (state["ip"], int(state["port"])),
+            int(state["config-epoch"]),
+            failing_over="failover_in_progress" in flags,
+            promoted=state.get("failover-state") in _PROMOTED,
+            up="master" in flags and not {"s_down", "o_down"}.intersection(flags),
+        )
+        choice = choose(seen, self.primary.epoch)
+        return choice if int(state["num-other-sentinels"]) >= self._fewest_others else choice._replace(verdict=DOWN)
 
-    def _why_not(self, answer: _Answer, waited: float) -> str:
-        if isinstance(answer, dict):
-            if self.service not in answer:
-                return f"it knows no service {self.service!r}"
-            return f"the primary of {self.service!r} is down, and no other has taken over yet"
+    def _why_not(self, answer: _Answer, choice: Choice | None, waited: float) -> str:
+        if choice is not None:
+            if choice.verdict is DOWN:
+                return f"the primary of {self.service!r} is down, and no other has taken over yet"
+            host, port = choice.endpoint
+            return f"it names {host}:{port}, which was replaced since"
+        if isinstance(answer, Said):
+            return f"it knows no service {self.service!r}"
         if isinstance(answer, (TimeoutError, redis.exceptions.TimeoutError)):
             return f"it did not answer within {rounded(waited)} s"
         text = str(answer)
@@ -230,8 +253,8 @@ def _settings(endpoint: Endpoint) -> dict[str, Any]:
     return {"host": endpoint[0], "port": endpoint[1]}
 
 
-def _ask(node: Node, timeout: float) -> dict[str, Any]:
-    """The state of each primary that a Sentinel watches.
+def _ask(node: Node, service: str, timeout: float) -> Said:
+    """What this Sentinel says about the service.
 
     The connection is used once, so it cannot be stale, and no forked child inherits it. It does not come from a pool of
     redis-py, because such a pool refuses a new TLS connection on which session tickets wait to be read.
@@ -239,34 +262,48 @@ def _ask(node: Node, timeout: float) -> dict[str, Any]:
     connection = node.connection_class(**node.connection_settings(timeout))
     try:
         handshake.connect(connection)
-        connection.send_command("SENTINEL", "MASTERS")
-        return _states_of(connection.read_response())
+        connection.send_packed_command(_questions(connection, service))
+        try:
+            address = connection.read_response()
+        except redis.exceptions.NoPermissionError:
+            address = None  # MASTERS says whether a failover makes it necessary
+        return _said(address, connection.read_response())
     finally:
         connection.disconnect()
 
 
-async def _ask_async(node: Node, timeout: float) -> dict[str, Any]:
+async def _ask_async(node: Node, service: str, timeout: float) -> Said:
     connection = node.connection_class(**node.connection_settings(timeout))
     try:
         await connection.connect()
-        await connection.send_command("SENTINEL", "MASTERS")
-        return _states_of(await connection.read_response())
+        await connection.send_packed_command(_questions(connection, service))
+        try:
+            address = await connection.read_response()
+        except redis.exceptions.NoPermissionError:
+            address = None  # as above
+        return _said(address, await connection.read_response())
     finally:
         await connection.disconnect(nowait=True)
 
 
-def _states_of(reply: Any) -> dict[str, Any]:
-    """A reply to SENTINEL MASTERS, by name of the service, as redis-py's check_master_state wants it."""
-    states: dict[str, Any] = {}
+def _questions(connection: Any, service: str) -> Any:
+    """Both questions as one message, so that hardly anything can happen between the two answers."""
+    commands = [("SENTINEL", "GET-MASTER-ADDR-BY-NAME", service), ("SENTINEL", "MASTERS")]
+    return connection.pack_commands(commands)
+
+
+def _said(address: Any, reply: Any) -> Said:
+    """The replies to GET-MASTER-ADDR-BY-NAME and MASTERS."""
+    states: dict[str, dict[str, str]] = {}
     try:
         for fields in reply:
             words = [word.decode() for word in fields]
-            state: dict[str, Any] = dict(zip(words[::2], words[1::2], strict=True))
-            flags = state["flags"].split(",")
-            state.update(is_master="master" in flags, is_sdown="s_down" in flags, is_odown="o_down" in flags)
+            state = dict(zip(words[::2], words[1::2], strict=True))
             for number in ("port", "config-epoch", "num-other-sentinels"):
-                state[number] = int(state[number])
+                int(state[number])
+            if not {"ip", "flags"} <= state.keys():
+                raise ValueError
             states[state["name"]] = state
-    except (TypeError, ValueError, KeyError, AttributeError):
+        return Said(None if address is None else (address[0].decode(), int(address[1])), states)
+    except (TypeError, ValueError, KeyError, AttributeError, IndexError):
         raise redis.exceptions.ResponseError("not a reply of a Sentinel") from None
-    return states
