@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import os
 import subprocess
 import sys
@@ -14,6 +16,7 @@ import redis
 import holdfast
 from holdfast.engines.redis.target import resolve
 from tests.fleets import SERVICE, SentinelFleet
+from tests.support import eventually
 
 
 def test_the_address_names_sentinels_service_and_database(connect: Any, fleet: SentinelFleet) -> None:
@@ -175,3 +178,29 @@ def test_getset_goes_on_after_a_failover(fleet: SentinelFleet) -> None:
         with client.recipe("getset", "foo"):
             with redis.Redis(port=fleet.primary.port, password=fleet.password or None, db=fleet.database) as admin:
                 assert len(admin.keys("*foo*")) == 1
+
+
+def test_a_client_that_was_closed_without_a_primary_keeps_nothing_open() -> None:
+    with SentinelFleet(replicas=0) as alone, holdfast.connect(alone.url, timeout=1.0) as client:
+        before = descriptors()
+        lease = client.lock("x", ttl=5.0).acquire()  # its renewals find that there is no primary
+        gc.disable()  # nothing may need a collection to be closed
+        try:
+            alone.pause()
+            assert lease.lost.wait(20.0)
+            with pytest.raises(holdfast.Unavailable, match="no other has taken over yet"):
+                eventually(lambda: client.lock("y", wait=0).acquire(), timeout=20.0)
+            client.close()
+            assert descriptors() == before
+        finally:
+            gc.enable()
+            alone.resume()
+
+
+def descriptors() -> dict[str, str]:
+    """The open files of this process."""
+    found = {}
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # that of the directory itself
+            found[number] = os.readlink(f"/proc/self/fd/{number}")
+    return found

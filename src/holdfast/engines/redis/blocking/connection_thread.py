@@ -32,7 +32,6 @@ log = logging.getLogger("holdfast")
 
 _FIRST_TIMEOUT, _LONGEST_TIMEOUT = 1.0, 5.0  # seconds to open a connection; doubled after a timeout
 _FIRST_PAUSE: Final = 0.05  # seconds between attempts
-
 _NEVER: Final = float("inf")
 
 
@@ -156,6 +155,7 @@ class ConnectionThread:
         self._poll = select.poll()  # made here, because gevent's belongs to the thread that makes it
         self._poll.register(waker, select.POLLIN)
         self._waker = waker
+        del waker  # the traceback of an error would keep it open, because it refers to this frame
         while not self.closed:
             try:
                 if self._abandoned:
