@@ -11,6 +11,7 @@ NODE := $(VENV)/node
 SEED ?= 1
 SECONDS ?= 300
 RUNS ?= 5000
+COUNT ?= 20
 # In virtual time, or of the source alone.
 FAST := tests/conformance/test_lock.py tests/test_architecture.py tests/test_exports.py tests/test_glossary.py \
 	tests/test_parity.py tests/test_named_tests.py tests/errors/test_args.py tests/protocol/test_replies.py
@@ -31,7 +32,7 @@ BENCHES := uncontended events keeper crowd memory latch_election market primitiv
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check test test-long test-engines test-floors servers hostile lint format lab bench bench-before bench-contention \
+.PHONY: help demo check test test-long test-engines test-floors servers hostile lint format lab bench bench-before bench-contention mutants \
 	bench-mixed bench-engines failover clean
 
 help:
@@ -71,6 +72,10 @@ servers:
 		{ apt-get update -q && apt-get install -q -y --no-install-recommends $$server; } || \
 		{ echo "$$server is needed: install it, and run this again"; exit 1; }; \
 	done
+
+# Without SEED= those that are kept, each first in the test that has found it.
+mutants: $(READY)  ## plant mistakes one at a time, those that are kept or COUNT= others of SEED= (20 of a seed: 20 minutes)
+	@$(BIN)/python -m tests.mutants $(if $(filter command,$(origin SEED)),--seed $(SEED) --count $(COUNT))
 
 check: lint  ## the edit loop: lint and the fast tests
 	@$(BIN)/python -m pytest -q -n 3 --dist loadfile -k "not asyncio and not blocking" $(FAST)
