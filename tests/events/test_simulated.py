@@ -62,6 +62,19 @@ def test_a_wait_that_gives_up_is_not_reported_as_waiting_on() -> None:
     assert [type(event) for event in events] == [Waiting, Abandoned]
 
 
+def test_a_request_without_an_answer_is_not_reported_as_a_wait() -> None:
+    play = Play()
+    client, events = observed(play, "one")
+    play.start(client, play.cycle(client))
+    play.run(1.0)
+    silent = len(play.world.sent)
+    play.doom(lambda message: Fate(lost=True) if message.number == silent else None)
+    play.start(client, play.cycle(client, wait=30.0))
+    play.run(20.0)
+    assert len(play.fences) == 2
+    assert of(events, Waiting) == [], "no client holds it"
+
+
 def test_a_long_wait_is_reported_although_no_hook_listens() -> None:
     play = Play()
     one, two = play.client("one"), play.client("two")

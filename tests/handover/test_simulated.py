@@ -11,7 +11,8 @@ import holdfast
 import holdfast.aio
 from holdfast.lab.simulation.process import Cancelled, Process
 from holdfast.lab.simulation.world import Fate, Message
-from holdfast.protocol.effects import Step
+from holdfast.protocol.effects import Attach, Effects, Step
+from holdfast.protocol.kinds.handover import adopt, read_ticket
 from tests.handover.kinds import KINDS
 from tests.protocol.harness import Play, at
 
@@ -290,6 +291,36 @@ def test_whoever_gives_up_an_adoption_that_never_arrived_leaves_the_ticket_good(
     process.outcome()
     assert len(sent) > 1
     assert play.left() == []
+
+
+def test_an_adoption_that_is_interrupted_once_it_is_held_is_renewed_no_more() -> None:
+    """Ctrl-C just before the caller gets its lease: nobody has it, so nobody is told that it is lost."""
+    play = AnyPlay()
+    giver, taker = play.client("giver"), play.client("taker")
+    machine: Any = taker._driver
+
+    def interrupted(adoption: Effects[Any]) -> Effects[Any]:
+        effect = next(adoption)
+        while not isinstance(effect, Attach):
+            effect = adoption.send((yield effect))
+        assert [hold.name for hold in machine.registry.holds] == ["a"]
+        effect = adoption.throw(KeyboardInterrupt())
+        while True:
+            effect = adoption.send((yield effect))
+
+    async def relay() -> None:
+        lease = await giver.lock("a", ttl=TTL).acquire()
+        assert lease is not None
+        offer = read_ticket(await lease.hand_over(), "")
+        with pytest.raises(KeyboardInterrupt):
+            await machine.run(interrupted(adopt(taker.lock("a", ttl=TTL, on_lost="cancel"), offer)))
+        assert list(machine.registry.holds) == []
+
+    process = play.start(giver, relay())
+    play.run(2 * TTL)
+    process.outcome()
+    assert play.left() == []
+    assert machine.events == []
 
 
 def test_who_adopts_a_reading_of_unknown_beginning_lets_others_in() -> None:

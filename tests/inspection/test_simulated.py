@@ -90,6 +90,36 @@ def test_a_break_without_a_fault_passes_the_lock_on_at_once() -> None:
     check(play)
 
 
+def test_a_break_of_a_computation_wakes_its_waiters_at_once() -> None:
+    """Without the notification they would look again, too, but only after half a second."""
+    play = Play()
+    stuck, waits, operator = (play.client(name) for name in ("stuck", "waits", "operator"))
+    times: dict[str, float] = {}
+
+    async def compute() -> str:
+        await play.sleep(stuck, 10.0)
+        return "old"
+
+    async def compute_next() -> str:
+        times["woken"] = waits._driver.now()
+        return "new"
+
+    async def free() -> None:
+        info = await operator.inspect("a")
+        assert info is not None
+        times["broken"] = operator._driver.now()
+        await operator.break_lock("a", holder_id=info.holders[0].id, reason="it is stuck")
+
+    play.start(stuck, stuck.get_or_compute("a", compute))
+    play.run(0.1)
+    play.start(waits, waits.get_or_compute("a", compute_next))
+    play.run(0.7)  # its second look is over, and the third comes half a second later
+    process = play.start(operator, free())
+    play.run(2.0)
+    process.outcome()
+    assert 0 < times["woken"] - times["broken"] < 0.1
+
+
 @pytest.mark.parametrize("fault", FAULTS, ids=str)
 def test_a_fault_at_any_message_ends_no_other_hold(fault: dict[str, Any]) -> None:
     faultless = Stuck()

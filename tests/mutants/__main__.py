@@ -9,16 +9,15 @@ python -m tests.mutants --seed 3 --list          print what would be drawn, and 
 from __future__ import annotations
 
 import argparse
-import queue
 import sys
+import tempfile
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 
 from tests.mutants.kept import Kept, load, save
 from tests.mutants.sites import ROOT, Mutant, area_of, draw, find_mutants, line_of
-from tests.mutants.trial import Tree, Verdict, try_mutant
+from tests.mutants.trial import Verdict, begin, try_mutant
 
 HEAD = "| # | where | mistake | before | after | found by | s |\n|---|---|---|---|---|---|---|"
 
@@ -61,25 +60,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _try_all(numbered: list[tuple[int, Kept]], jobs: int, limit: float) -> dict[int, Verdict]:
     verdicts: dict[int, Verdict] = {}
-    with ExitStack() as stack, ThreadPoolExecutor(jobs) as pool:
-        trees: queue.Queue[Tree] = queue.Queue()
-        for _ in range(jobs):
-            trees.put(stack.enter_context(Tree()))
-
-        def on_trial(number: int, one: Kept) -> None:
-            tree = trees.get()
-            try:
-                known = (one.found_by, one.engine) if one.found_by else None
-                verdicts[number] = try_mutant(tree, one.mutant, limit, known)
-            finally:
-                trees.put(tree)
+    print(HEAD, flush=True)
+    with (
+        tempfile.TemporaryDirectory(prefix="mutants-", ignore_cleanup_errors=True) as folder,
+        ProcessPoolExecutor(jobs, initializer=begin, initargs=(Path(folder),)) as pool,
+    ):
+        todo = {pool.submit(try_mutant, one, limit): (number, one) for number, one in numbered if not one.equivalent}
+        for done in as_completed(todo):
+            number, one = todo[done]
+            verdicts[number] = done.result()
             print(_row(number, one, verdicts[number]), flush=True)
             for test in verdicts[number].doubtful:
                 print(f"  not counted, fails without it too or not always: {test}", flush=True)
-
-        print(HEAD, flush=True)
-        for future in [pool.submit(on_trial, number, one) for number, one in numbered if not one.equivalent]:
-            future.result()
     return verdicts
 
 

@@ -7,6 +7,7 @@ of a test says so; a run that does not end in time has found nothing.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import shutil
@@ -17,16 +18,18 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final, NamedTuple, Self
+from typing import Final, NamedTuple
 
 import psutil
 
+from tests.mutants.kept import Kept
 from tests.mutants.selection import Run, left_out, runs_for
 from tests.mutants.sites import ROOT, Mutant, planted
 
-__all__ = ["Tree", "Verdict", "try_mutant"]
+__all__ = ["Verdict", "begin", "try_mutant"]
 
 _NOT_COPIED: Final = shutil.ignore_patterns(".git", ".venv", ".*_cache", ".hypothesis")
+_PR_SET_CHILD_SUBREAPER: Final = 36
 _ONE_TEST: Final = 130.0  # the limit of a test in pyproject.toml, and the start of pytest
 
 
@@ -40,20 +43,15 @@ class Verdict(NamedTuple):
 
 
 class Tree:
-    """A copy of the working tree, in which mistakes are planted one after the other."""
+    """A copy of the working tree, in which one process plants mistakes one after the other."""
 
-    def __init__(self) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="mutants-", ignore_cleanup_errors=True)
-        self.root = Path(self._folder.name) / "tree"
+    def __init__(self, folder: Path) -> None:
+        self.root = folder / str(os.getpid())
         shutil.copytree(ROOT, self.root, ignore=_NOT_COPIED, symlinks=True)
-        self._report = Path(self._folder.name) / "failed"
+        self._report = folder / f"{os.getpid()}.failed"
         self._changes = 0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._folder.cleanup()
+        if sys.platform == "linux":  # servers that tests leave running become children of this process
+            ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
     @contextmanager
     def with_mistake(self, mutant: Mutant) -> Iterator[None]:
@@ -80,8 +78,8 @@ class Tree:
             *(sys.executable, "-m", "pytest", "-q", "-x", "-m", "not long", "--engine", run.engine),
             *("-p", "tests.mutants.plugin", "-p", "no:cacheprovider", *left_out(run), *workers, *options, *run.paths),
         ]
-        mark = {"HOLDFAST_MUTANT": f"{os.getpid()}-{self.root}", "HOLDFAST_MUTANT_REPORT": str(self._report)}
-        environment = {**os.environ, **mark, "PYTHONPATH": f"{self.root / 'src'}{os.pathsep}{self.root}"}
+        environment = {**os.environ, "HOLDFAST_MUTANT_REPORT": str(self._report)}
+        environment["PYTHONPATH"] = os.pathsep.join([str(self.root / "src"), str(self.root)])
         environment.pop("CI", None)  # no second try: a test that fails is tried again here
         with tempfile.TemporaryFile() as output:
             process = subprocess.Popen(
@@ -91,7 +89,7 @@ class Tree:
                 code: int | None = process.wait(max(1.0, limit))
             except subprocess.TimeoutExpired:
                 code = None
-            _end_all(mark["HOLDFAST_MUTANT"])
+            _end_children()
             process.wait()
             failed = [tuple(json.loads(line)) for line in self._report.read_text().splitlines()]
             if code in {0, 1, 2, 5} or failed:
@@ -102,22 +100,33 @@ class Tree:
             return None
 
 
-def _end_all(mark: str) -> None:
-    """End what the tests have left running: servers, wardens, programs. All of them inherit the mark."""
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get("HOLDFAST_MUTANT") == mark:
+def _end_children() -> None:
+    """End what the tests have left running: servers, wardens, programs."""
+    while left := psutil.Process().children(recursive=True):
+        for process in left:
+            try:
                 process.kill()
-        except psutil.Error:
-            pass  # it has ended, or is not ours
+            except psutil.Error:
+                pass  # it has ended
+        psutil.wait_procs(left, 5.0)
 
 
-def try_mutant(tree: Tree, mutant: Mutant, limit: float, known: tuple[str, str] | None = None) -> Verdict:
+_tree: Tree
+
+
+def begin(folder: Path) -> None:
+    """What each process that tries mistakes does first."""
+    global _tree  # noqa: PLW0603 (one per process)
+    _tree = Tree(folder)
+
+
+def try_mutant(kept: Kept, limit: float) -> Verdict:
     """Look for it in the test that has found it before, if there is one, and then in all that look at it."""
+    tree, mutant = _tree, kept.mutant
     began = time.monotonic()
     doubtful: list[str] = []
     not_ended = False
-    runs = [Run((known[0],), known[1])] if known else []
+    runs = [Run((kept.found_by,), kept.engine)] if kept.found_by else []
     for run in [*runs, *runs_for(mutant)]:
         while run.paths:
             left = limit - (time.monotonic() - began)
