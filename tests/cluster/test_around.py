@@ -16,8 +16,10 @@ import pytest
 import holdfast
 import holdfast.aio
 from holdfast.engines.redis.target import resolve
+from holdfast.protocol.effects import Command
 from tests.fleet_cluster import ClusterFleet
-from tests.support import eventually
+from tests.processes.test_fork import in_child, needs_proc, sockets
+from tests.support import asyncio_test, eventually
 
 
 def test_a_forked_child_begins_again(fleet: ClusterFleet) -> None:
@@ -35,6 +37,27 @@ def test_a_forked_child_begins_again(fleet: ClusterFleet) -> None:
         lease.check()
         with client.lock("of the parent"):
             pass
+
+
+@needs_proc
+@asyncio_test
+async def test_a_forked_child_shares_no_connection_that_the_keeper_has_of_its_own(fleet: ClusterFleet) -> None:
+    """It has one to a node whose shared connection is silent; there, a command keeps all others waiting."""
+    async with holdfast.aio.connect(fleet.url) as client:
+        async with client.lock("{x}"):
+            pass
+        engine: Any = client._driver.engine
+        before = sockets()
+        (node,) = engine.topology.want(("{x}",))
+        blocked = node.engine.submit(Command(("BLPOP", "{x}blocked", "0")), 60.0)
+        while not node.engine.is_unresponsive(node.standby.PATIENCE):
+            await asyncio.sleep(0.01)
+        await node.standby.submit(Command(("PING",)), 60.0)
+        ours = sockets() - before
+        assert ours
+        in_child(lambda: eventually(lambda: not sockets() & ours, 5.0, "the child has let go of them"))
+        await node.standby.submit(Command(("RPUSH", "{x}blocked", "1")), 60.0)
+        assert await blocked == [b"{x}blocked", b"1"]
 
 
 def test_one_event_loop_after_the_other(fleet: ClusterFleet) -> None:

@@ -102,6 +102,21 @@ def test_a_fence_floor_is_in_what_is_shown_and_broken(fleet: EtcdFleet) -> None:
             lease.release()
 
 
+def test_a_break_succeeds_although_etcd_has_lost_the_lease_of_its_tombstones(
+    fleet: EtcdFleet, client: holdfast.Client, other: holdfast.Client
+) -> None:
+    first = client.lock("a", ttl=60).acquire()
+    other.break_lock("a", fence=first.fence, reason="it is stuck")
+    for found in fleet.ask("/v3/lease/leases", {}).get("leases", []):
+        fleet.ask("/v3/lease/revoke", {"ID": found["ID"]})
+    second = client.lock("b", ttl=60).acquire()
+    other.break_lock("b", fence=second.fence, reason="it is stuck, too")
+    assert other.inspect("b") is None
+    for lease in (first, second):
+        with pytest.raises(holdfast.LeaseLost):
+            lease.release()
+
+
 def test_names_are_listed_in_parts_among_keys_of_other_programs(fleet: EtcdFleet, client: holdfast.Client) -> None:
     for start in range(0, 2500, 100):
         puts = [

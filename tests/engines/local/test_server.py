@@ -6,6 +6,7 @@ connection would count as a visit and make it stay.
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import shutil
@@ -571,6 +572,33 @@ def test_removed_socket_never_leads_to_a_second_server(place: str, monkeypatch: 
         assert len(servers(place)) == 1
         holder.delete("order:42")
     eventually(lambda: has_left(place))
+
+
+def test_suspended_server_with_a_full_backlog_counts_as_running(place: str) -> None:
+    user = show_presence(place)
+    pid = server_pid(local.ensure(place))
+    guests: list[socket.socket] = []
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        code = 0
+        while code == 0:
+            guests.append(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+            guests[-1].setblocking(False)
+            code = guests[-1].connect_ex(f"{place}/holdfast.sock")
+        assert code == errno.EAGAIN
+        finder = script("print(local.ensure(directory))", place)
+        try:
+            said, _ = finder.communicate(timeout=60.0)
+        finally:
+            finder.kill()
+            finder.wait()
+        assert said.strip() == f"{place}/holdfast.sock", "it did not wait for the server, and started no other"
+        assert servers(place) == [pid]
+    finally:
+        os.kill(pid, signal.SIGCONT)
+        for guest in guests:
+            guest.close()
+        user.close()
 
 
 def test_forked_child_keeps_no_lock(base: Path) -> None:
