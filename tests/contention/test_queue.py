@@ -230,12 +230,9 @@ def test_waiter_that_gives_up_leaves_the_queue(connect: Any, url: str, admin: re
     impatient = acquire_later(first.lock("x", ttl=600), admin, timeout=0.7)
     patient = acquire_later(second.lock("x", ttl=600), admin)
     assert impatient.outcome() is None
-    assert len(queue_of(admin)) == 1
-    released_at = time.monotonic()
+    eventually(lambda: len(queue_of(admin)) == 1, what="the clean-up is left to the keeper if the server is busy")
     held.release()
-    lease = patient.outcome()
-    assert patient.ended_at - released_at < SOON
-    lease.release()
+    patient.outcome().release()
     check_nobody_queues(admin)
     assert lock_keys(admin) == []
 
