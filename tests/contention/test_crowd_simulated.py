@@ -281,3 +281,26 @@ def test_threads_of_a_large_crowd_end_at_their_own_time_unless_others_end_at_tha
     assert 0.29 < max(together) < 0.3
     assert crowd.spread(float("inf")) == 0.0
     assert crowd.spread(15.0) == 0.0
+
+
+def test_a_presence_reply_of_another_length_lets_its_waiters_ask() -> None:
+    """As by a proxy that mixes replies up: what it says may be about other waiters."""
+    play = Play()
+    waiting(play, None, waiters=LARGE + 1)
+    send = play.world.send
+    garbled: list[int] = []  # the number of messages until then
+
+    def garble(machine: Any, ops: Any, answer: Any, link: Any = None) -> None:
+        if not garbled and isinstance(ops[0], Step) and ops[0].script == "present":
+            garbled.append(len(play.world.sent) + 1)
+            send(machine, ops, lambda replies: answer([reply[:-1] for reply in replies]), link)
+        else:
+            send(machine, ops, answer, link)
+
+    play.world.send = garble  # type: ignore[method-assign]
+    while not garbled:
+        play.run(0.01)
+    play.run(0.02)
+    assert sent_since(play, garbled[0])["acquire"] == LARGE + 1, "each waiter asks for itself"
+    play.run(1.2)
+    assert sent_since(play, garbled[0])["present"] >= 2, "the keeper goes on"

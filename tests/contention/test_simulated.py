@@ -410,6 +410,25 @@ def test_a_foreign_client_that_frees_the_lock_wakes_the_first_in_the_queue() -> 
         got.outcome()
 
 
+def test_a_waiter_that_becomes_the_first_because_another_gives_up_watches_the_lock_from_then_on() -> None:
+    """The waiter before it gives up just after it has asked: it is told, and does not wait for its next turn to ask."""
+    play = Play()
+    play.world.execute(Command(("SET", "a", "another's", "PX", "60000")))
+    one, two = play.client("one"), play.client("two")
+    first = play.start(one, play.cycle(one))
+    play.run(0.1)
+    second = play.start(two, play.cycle(two))
+    asked = 0
+    while asked < 3:  # it queues, it is subscribed, it shows that it is there
+        asked = sum(message.machine is play.machines[1] for message in play.world.sent)
+        play.step()
+    first.cancel()
+    play.run(0.1)
+    play.world.execute(Command(("DEL", "a")))
+    play.run(0.05)
+    assert second.done, "the lock is free, and the first in its queue does not know"
+
+
 def test_a_foreign_lock_that_expires_is_met_by_a_timer() -> None:
     play = Play(seed=1)
     waiter = play.client("waiter")

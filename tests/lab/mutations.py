@@ -23,6 +23,7 @@ from holdfast.lab.simulation.machine import Machine
 from holdfast.lua import SCRIPTS, Script
 from holdfast.protocol import keepalive, mutex
 from holdfast.protocol.hold import Hold
+from holdfast.protocol.kinds.parts import StepInParts
 from holdfast.protocol.wait import presence
 from holdfast.protocol.wait.cohort import Cohorts
 from holdfast.protocol.wait.notifications import NotificationRouter
@@ -323,6 +324,21 @@ IN_THE_WORLD: Final[dict[str, Mistake]] = {
             "            if not registry.closed:\n",
             "            registry.wakeup.clear()\n            if not registry.closed:\n",
         ),
+    ),
+    "renewal_when_a_third_is_left": in_python(
+        keepalive, "due_at", "deadline - options.renewed_with", "deadline - options.renewed_with / 2"
+    ),
+    "roll_back_of_the_first_slot_only": in_python(
+        StepInParts, "_roll_back", "for part in acquired]", "for part in acquired[:1]]"
+    ),
+    "kept_name_that_is_given_back_to_nobody": in_step(
+        "multi_acquire",
+        "    if not owner or owner == token then\n      grant_next()",
+        "    if not owner then\n      grant_next()",
+    ),
+    "abandon_that_tells_no_next_waiter": in_step("abandon", "elseif was_first then", "elseif false then"),
+    "presence_reply_of_another_length_taken_for_an_answer": in_python(
+        keepalive, "show_presence", "if len(codes) != len(holds):", "if False:"
     ),
     "present_that_does_not_see_the_end_of_a_lease": in_step("present", "left_ms < SOON_MS", "left_ms < 0"),
     "present_that_brings_back_a_waiter_that_has_left": in_step(

@@ -1,11 +1,12 @@
 """Mistakes that a scenario of the world shows: late replies, clocks that are set back, holds longer than any side key.
 
-Each scenario passes with the code as it is, and fails with each mistake that is listed for it.
+Each scenario passes with the code as it is, and fails with each mistake that is listed for it..
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, Final
 
 import pytest
@@ -13,7 +14,11 @@ import pytest
 import holdfast
 from holdfast.lab.simulation.world import Fate, Message
 from holdfast.protocol.effects import Command, Step
+from tests.contention import test_crowd_simulated as test_crowd
+from tests.contention import test_simulated as test_contention
 from tests.lab.mutations import IN_THE_WORLD, MISTAKES, plant
+from tests.leases import test_simulated as test_leases
+from tests.multi import test_keeping, test_parts
 from tests.protocol.harness import Play
 
 SIDE_KEYS_LAST: Final = 5.0  # seconds without a refresh: see lua/lock and lua/pool
@@ -266,6 +271,19 @@ def mutex_beside_a_pool_whose_waiters_have_left() -> None:
 
 
 SCENARIOS: Final[dict[str, Callable[[], None]]] = {
+    "validity_counted_from_the_reply": partial(test_leases.test_a_deadline_is_counted_from_before_the_send, "acquire"),
+    "renewal_counted_from_the_reply": partial(test_leases.test_a_deadline_is_counted_from_before_the_send, "renew"),
+    "renewal_when_a_third_is_left": test_leases.test_a_lease_is_renewed_once_a_third_of_its_ttl_is_over,
+    "roll_back_of_the_first_slot_only": test_parts.test_who_is_refused_gives_back_what_it_had,
+    "kept_name_that_is_given_back_to_nobody": (
+        test_keeping.test_a_kept_name_that_is_given_back_goes_to_the_next_waiter_at_once
+    ),
+    "abandon_that_tells_no_next_waiter": (
+        test_contention.test_a_waiter_that_becomes_the_first_because_another_gives_up_watches_the_lock_from_then_on
+    ),
+    "presence_reply_of_another_length_taken_for_an_answer": (
+        test_crowd.test_a_presence_reply_of_another_length_lets_its_waiters_ask
+    ),
     "extension_counted_from_the_reply": late_reply_to_extend,
     "renewal_that_forgets_a_push_before_its_reply": push_before_the_reply_to_a_renewal,
     "keeper_that_forgets_a_wakeup_before_its_wait": push_while_the_keeper_cleans_up,

@@ -174,6 +174,35 @@ def test_a_holder_that_was_paused_beyond_its_ttl_knows_it_at_once() -> None:
     assert seen == [False]
 
 
+@pytest.mark.parametrize("step", ["acquire", "renew"])
+def test_a_deadline_is_counted_from_before_the_send(step: str) -> None:
+    """Replies take 0.8 s: what the holder believes never goes beyond what the server keeps."""
+    play = Play()
+    one = play.client("one")
+    play.doom(lambda message: Fate(reply_late_us=800_000) if message.ops[0].script == step else None)  # type: ignore[union-attr]
+    process = play.start(one, one.lock("a", ttl=3.0).acquire())
+    while not process.done:
+        play.run(0.01)
+    lease = process.outcome()
+    for _ in range(300):
+        play.run(0.01)
+        left_ms: Any = play.world.store.execute("PTTL", "a")
+        assert 0 < lease.remaining() <= left_ms / 1000
+
+
+def test_a_lease_is_renewed_once_a_third_of_its_ttl_is_over() -> None:
+    play = Play()
+    one = play.client("one")
+    process = play.start(one, one.lock("a", ttl=TTL).acquire())
+    play.run(0.1)
+    lease = process.outcome()
+    for _ in range(1200):
+        play.run(0.1)
+        assert lease.remaining() >= TTL * 2 / 3 - 0.1, "no time is left for two more tries"
+    scripts = [message.ops[0].script for message in play.world.sent]  # type: ignore[union-attr]
+    assert scripts.count("renew") <= 2 + 120 / (TTL / 4), "and not much more often"
+
+
 @pytest.mark.parametrize("seconds", [0.5, 3.0, 20.0])
 def test_the_keeper_outlasts_an_outage_shorter_than_the_ttl(seconds: float) -> None:
     play = Play()

@@ -397,3 +397,24 @@ def test_a_try_without_waiting_finds_what_was_kept_for_a_killed_waiter_free() ->
     market.run(0.01)
     assert attempt.outcome() is not None
     market.end()
+
+
+def test_a_kept_name_that_is_given_back_goes_to_the_next_waiter_at_once() -> None:
+    """Within its first tenth of a second a waiter stands in one queue. The name that is kept for it there is of no use
+    while another name is refused: the next waiter in that queue has it, without asking again."""
+    play = Play()
+    holder, other, both, next_one = (play.client(name) for name in ("holder", "other", "both", "next"))
+    play.start(holder, hold(play, holder, "a", after=0.0, seconds=0.05))
+    play.start(both, hold(play, both, "a", "b", after=0.01))
+    served = play.start(next_one, hold(play, next_one, "a", after=0.02))
+    play.start(other, hold(play, other, "b", after=0.03, seconds=60.0))
+    play.run(0.049)
+    assert not served.done
+    play.run(0.011)
+    assert served.done, "the name is free, and its next waiter does not know"
+
+
+async def hold(play: Play, client: holdfast.aio.Client, *names: str, after: float, seconds: float = 0.0) -> None:
+    await play.sleep(client, after)
+    async with client.lock(*names):
+        await play.sleep(client, seconds)

@@ -128,7 +128,7 @@ def acquire_step(*names: str, channel: str = "bell") -> Step:
 
 def played(step: Step, *replies: Any) -> tuple[list[tuple[str, list[str]]], Any]:
     """What was sent, step by step, and what came of it."""
-    order = StepInParts(step, lambda key: {"a": 2, "b": 1, "c": 2}[key[0]])
+    order = StepInParts(step, lambda key: {"a": 2, "b": 1, "c": 2, "d": 3}[key[0]])
     sent = []
     for reply in replies:
         assert order.step is not None
@@ -148,6 +148,9 @@ def test_who_is_refused_gives_back_what_it_had() -> None:
     refused = [0, 100, 7, 1]
     sent, reply = played(acquire_step("a", "b"), b"5", refused, 1)
     assert sent == [("multi_acquire", ["b"]), ("multi_acquire", ["a"]), ("multi_release", ["b"])]
+    assert reply == refused
+    sent, reply = played(acquire_step("a", "b", "d"), b"5", b"6", refused, 1, 1)
+    assert sent[2:] == [("multi_acquire", ["d"]), ("multi_release", ["b"]), ("multi_release", ["a"])]
     assert reply == refused
 
 
