@@ -17,7 +17,7 @@ import redis
 
 from holdfast.lua import SCRIPTS
 from tests.servers import Server
-from tests.support import LOSS_LOGGED, lock_keys
+from tests.support import LEASE_LOGGED, lock_keys
 
 DOCS = Path(__file__).parent.parent / "docs"
 
@@ -36,7 +36,7 @@ def run(program: str, directory: Path, *options: str) -> list[str]:
     command = [sys.executable, *options, "-c", program]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=directory)
     assert done.returncode == 0, done.stderr
-    assert [line for line in done.stderr.splitlines() if not LOSS_LOGGED.match(line)] == []
+    assert [line for line in done.stderr.splitlines() if not LEASE_LOGGED.match(line)] == []
     return done.stdout.splitlines()
 
 

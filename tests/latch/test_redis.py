@@ -159,7 +159,7 @@ def test_a_count_down_whose_reply_is_lost_counts_once(connect: Any, proxy: Proxy
 
 
 def test_a_count_down_that_arrives_after_all_is_counted_once(connect: Any, proxy: Proxy, url: str) -> None:
-    latch = latch_of(connect(proxy.url, timeout=3.0), "a", 3)
+    latch = latch_of(connect(proxy.url, timeout=6.0), "a", 3)
     latch.count()
     proxy.on("latch_count_down", HOLD)
     assert latch.count_down() == 2
