@@ -103,6 +103,23 @@ def test_one_of_many_permits_is_broken(play: Play) -> None:
     play(scenario)
 
 
+@pytest.mark.parametrize(("kind", "mode", "make"), KINDS.values(), ids=KINDS)
+def test_a_holder_is_broken_by_its_id_alone(play: Play, kind: str, mode: str, make: Any) -> None:
+    async def scenario(api: Any) -> None:
+        client, operator = api.client(), api.client()
+        lease = await make(client, "stuck").acquire()
+        (holder,) = (await operator.inspect("{s}:k")).holders
+        with pytest.raises(holdfast.NotHeld):
+            await operator.break_lock("{s}:k", holder_id=f"{holder.id}0", reason="it is stuck")
+        broken = await operator.break_lock("{s}:k", holder_id=holder.id, reason="it is stuck")
+        assert broken.fence > lease.fence
+        assert await operator.inspect("{s}:k") is None
+        with pytest.raises(holdfast.LeaseLost, match="it is stuck"):
+            await lease.release()
+
+    play(scenario)
+
+
 @pytest.mark.needs("the keys of Redis")
 def test_a_holder_of_another_library_is_broken_by_its_id(play: Play) -> None:
     async def scenario(api: Any) -> None:
