@@ -4,8 +4,9 @@
         client = holdfast.connect(fleet.url)
         fleet.kill(fleet.leader())
 
-A fault is a method. ``client()`` looks at etcd behind Holdfast's back; for the conformance suite it understands the few
-commands of Redis with which those tests look at a lock.
+A fault is a method. With ``front`` the members reach each other through it: it gets the name and the port of a member,
+and returns another port that leads there. ``client()`` looks at etcd behind Holdfast's back; for the conformance suite
+it understands the few commands of Redis with which those tests look at a lock.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import tempfile
 import time
 import weakref
 from base64 import b64decode, b64encode
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -31,6 +33,8 @@ import httpx
 from tests.servers import free_port, pause_process
 
 __all__ = ["EtcdAdmin", "EtcdFleet", "find_etcd"]
+
+Front = Callable[[str, int], int]
 
 _READY_WITHIN_S: Final = 30.0
 _STARTS: Final = 5  # A free port may be taken by someone else before etcd binds it, so a start is tried again.
@@ -59,9 +63,12 @@ def text(coded: str) -> str:
 class Member:
     """One member of the cluster."""
 
-    def __init__(self, name: str, folder: Path, options: tuple[str, ...], *, tls: bool) -> None:
+    def __init__(
+        self, name: str, folder: Path, options: tuple[str, ...], *, tls: bool, front: Front | None = None
+    ) -> None:
         self.name = name
         self.client_port, self.peer_port = free_port(), free_port()
+        self._announced = front(name, self.peer_port) if front else self.peer_port
         self._folder = folder / name
         self._options = options
         self._scheme = "https" if tls else "http"
@@ -70,7 +77,8 @@ class Member:
 
     @property
     def peer(self) -> str:
-        return f"http://127.0.0.1:{self.peer_port}"
+        """Where the other members reach it."""
+        return f"http://127.0.0.1:{self._announced}"
 
     @property
     def url(self) -> str:
@@ -90,7 +98,8 @@ class Member:
         command = [
             *(find_etcd(), "--name", self.name, "--data-dir", str(self._folder / "data")),
             *("--listen-client-urls", self.url, "--advertise-client-urls", self.url),
-            *("--listen-peer-urls", self.peer, "--initial-advertise-peer-urls", self.peer),
+            *("--listen-peer-urls", f"http://127.0.0.1:{self.peer_port}"),
+            *("--initial-advertise-peer-urls", self.peer),
             *("--initial-cluster", cluster, "--initial-cluster-token", "tests", "--log-level", "error"),
             *self._options,
         ]
@@ -128,9 +137,17 @@ class EtcdFleet:
     """A cluster of etcd. ``dead``: how many of the members named in the URL are down from the start."""
 
     def __init__(
-        self, members: int = 3, *options: str, dead: int = 0, safe: bool = False, scheme: str = "etcd", user: str = ""
+        self,
+        members: int = 3,
+        *options: str,
+        dead: int = 0,
+        safe: bool = False,
+        scheme: str = "etcd",
+        user: str = "",
+        front: Front | None = None,
     ) -> None:
         self._owner = os.getpid()
+        self._front = front
         self._folder = Path(tempfile.mkdtemp(prefix="hf-"))
         self._scheme, self._user = scheme, user
         self._http = httpx.Client(verify=False, trust_env=False)
@@ -149,7 +166,9 @@ class EtcdFleet:
     def _start_somewhere(self, members: int, options: tuple[str, ...]) -> None:
         tls = self._scheme == "etcds"
         for starts_left in reversed(range(_STARTS)):
-            self.members = [Member(f"m{number}", self._folder, options, tls=tls) for number in range(members)]
+            self.members = [
+                Member(f"m{number}", self._folder, options, tls=tls, front=self._front) for number in range(members)
+            ]
             self._cluster = ",".join(f"{member.name}={member.peer}" for member in self.members)
             try:
                 for member in self.members:

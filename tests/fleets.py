@@ -5,7 +5,9 @@
         fleet.fail_over()
 
 A fault is a method, as in tests/servers.py. The roles change with each failover, so ``primary`` is whichever server the
-Sentinels name at the moment. ``patience_ms`` is how long a silent primary is tolerated before it is replaced.
+Sentinels name at the moment. ``patience_ms`` is how long a silent primary is tolerated before it is replaced. With
+``front`` the servers and the Sentinels reach each other through it: it gets the port of a server, and returns another
+one that leads there. Then the first of the replicas in ``servers`` is the one that takes over.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from urllib.parse import quote
 import redis
 from redis.sentinel import Sentinel
 
-from tests.servers import Server, find_binary
+from tests.servers import Server, find_binary, free_port
 
 __all__ = ["SERVICE", "SentinelFleet", "SentinelServer", "find_redis"]
 
@@ -92,8 +94,11 @@ class SentinelFleet:
         database: int = 0,
         failover_timeout_ms: int = 3000,
         in_order: bool = False,
+        front: Callable[[int], int] | None = None,
     ) -> None:
         """``in_order``: the first replica takes over if it can."""
+        self._front = front
+        self._announced: dict[Server, int] = {}
         self._binary = binary or find_binary()
         self.password, self.sentinel_password = password, sentinel_password
         self.database = database
@@ -110,7 +115,7 @@ class SentinelFleet:
         first = self._start_server()
         for number in range(replicas):
             priority = ("--replica-priority", str(10 + number)) if in_order else ()
-            self._start_server("--replicaof", "127.0.0.1", str(first.port), *priority)
+            self._start_server("--replicaof", "127.0.0.1", str(self.port_of(first)), *priority)
         eventually(lambda: self._replicas_of(first) == replicas, "the replicas follow the primary")
         settings = [
             f"sentinel down-after-milliseconds {SERVICE} {patience_ms}",
@@ -122,15 +127,25 @@ class SentinelFleet:
         if self.sentinel_password:
             settings += [f"requirepass {self.sentinel_password}", f"sentinel sentinel-pass {self.sentinel_password}"]
         for _ in range(3):
-            self.sentinels.append(SentinelServer(first.port, *settings, binary=self._binary))
+            self.sentinels.append(SentinelServer(self.port_of(first), *settings, binary=self._binary))
         eventually(self.is_ready, "the Sentinels know all servers and each other")
 
     def _start_server(self, *options: str) -> Server:
         secured = ("--requirepass", self.password, "--masterauth", self.password) if self.password else ()
         quick = ("--repl-diskless-sync", "yes", "--repl-diskless-sync-delay", "0")
-        server = Server(*secured, *quick, *options, binary=self._binary)
+        port = free_port() if self._front else None
+        if self._front and port:
+            announced = self._front(port)
+            rank = str(10 * (len(self.servers) + 1))
+            options = (*options, "--replica-announce-port", str(announced), "--replica-priority", rank)
+        server = Server(*secured, *quick, *options, port=port, binary=self._binary)
+        self._announced[server] = announced if self._front else server.port
         self.servers.append(server)
         return server
+
+    def port_of(self, server: Server) -> int:
+        """Under which port the Sentinels know this server."""
+        return self._announced[server]
 
     @property
     def hosts(self) -> list[tuple[str, int]]:
@@ -173,7 +188,7 @@ class SentinelFleet:
         """The server that most Sentinels name."""
         ports = [int(self._state(sentinel)["port"]) for sentinel in self.sentinels]
         port = max(ports, key=ports.count)
-        return next(server for server in self.servers if server.port == port)
+        return next(server for server in self.servers if self.port_of(server) == port)
 
     @property
     def replicas(self) -> list[Server]:
@@ -183,14 +198,24 @@ class SentinelFleet:
     def fail_over(self) -> None:
         """Let a replica take over from a primary that is in order, which then becomes a replica."""
         old = self.primary
-        with contextlib.closing(self._admin(self.sentinels[0])) as admin:
-            eventually(lambda: bool(admin.execute_command("SENTINEL", "FAILOVER", SERVICE)), "a failover begins")
+        self.begin_failover(self.sentinels[0])
         self.wait_for_failover(old)
+
+    def begin_failover(self, sentinel: SentinelServer) -> None:
+        """Let this Sentinel lead a failover of a primary that is in order."""
+        with contextlib.closing(self._admin(sentinel)) as admin:
+            eventually(lambda: bool(admin.execute_command("SENTINEL", "FAILOVER", SERVICE)), "a failover begins")
+
+    def set_option(self, option: str, value: int) -> None:
+        """Set an option of the service on all Sentinels."""
+        for sentinel in self.sentinels:
+            with contextlib.closing(self._admin(sentinel)) as admin:
+                admin.execute_command("SENTINEL", "SET", SERVICE, option, value)
 
     def wait_for_failover(self, old: Server) -> None:
         """Wait until the Sentinels agree that another server is the primary."""
         eventually(
-            lambda: all(int(self._state(sentinel)["port"]) != old.port for sentinel in self.sentinels),
+            lambda: all(int(self._state(sentinel)["port"]) != self.port_of(old) for sentinel in self.sentinels),
             "another server takes over",
         )
 
@@ -214,7 +239,7 @@ class SentinelFleet:
         primary = self.primary
         for server in self.replicas:
             with contextlib.closing(self._admin(server)) as admin:
-                admin.execute_command("REPLICAOF", "127.0.0.1", primary.port)
+                admin.execute_command("REPLICAOF", "127.0.0.1", self.port_of(primary))
         eventually(lambda: self._replicas_of(primary) == len(self.servers) - 1, "the replicas follow the primary")
 
     def pause(self) -> None:

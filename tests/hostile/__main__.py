@@ -1,7 +1,9 @@
 """Run the harness, or the fuzz of replies, for one seed or for one seed after the other.
 
-python -m tests.hostile --seed 7 --seconds 30            one run
+python -m tests.hostile --seed 7 --seconds 30            one run on one server
 python -m tests.hostile --seed 7 --seconds 30 --total 300   seeds 7, 8, 9 ... for about 300 s
+python -m tests.hostile --on etcd --seed 7 --seconds 60  one run on a fleet
+python -m tests.hostile --fleets --seed 7 --total 900    all fleets in turn, and a table
 python -m tests.hostile --fuzz --seed 7 --runs 5000      the fuzz of replies
 """
 
@@ -18,10 +20,14 @@ from time import monotonic
 
 from tests.hostile import fuzz
 from tests.hostile.faces import FACES
+from tests.hostile.grounds import FLEETS, GROUNDS
 from tests.hostile.harness import Harness
 from tests.hostile.judges import judge
-from tests.hostile.plan import FAULTS, QUIET, make_plan
-from tests.hostile.worker import MISTAKES, NAMES
+from tests.hostile.mistakes import MISTAKES
+from tests.hostile.plan import QUIET, make_plan
+from tests.hostile.table import Tally, write_table
+
+FAULTS = sorted({name for ground in GROUNDS.values() for name in ground.faults})
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -29,7 +35,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=30.0, help=f"of one run; the last {QUIET:g} have no faults")
     parser.add_argument("--total", type=float, default=0.0, help="go on with the next seeds for so many seconds")
-    parser.add_argument("--only", choices=list(FAULTS), action="append", default=[], help="only faults of this kind")
+    parser.add_argument("--on", choices=list(GROUNDS), default="single", help="on these servers")
+    parser.add_argument("--fleets", action="store_true", help="on all fleets, one after the other")
+    parser.add_argument("--page", type=Path, help="write the table into this page")
+    parser.add_argument("--only", choices=FAULTS, action="append", default=[], help="only faults of this kind")
     parser.add_argument("--mistake", choices=[name for name in MISTAKES if name], default="", help="plant a mistake")
     parser.add_argument("--plan", action="store_true", help="print the faults, and run nothing")
     parser.add_argument("--fuzz", action="store_true", help="garble replies instead")
@@ -39,30 +48,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.fuzz:
         return fuzz.main(options.seed, options.runs, options.first, [options.face] if options.face else list(FACES))
-    until, seed, failed = monotonic() + options.total, options.seed, False
+    until, seed = monotonic() + options.total, options.seed
+    tallies: list[Tally] = []
     while True:
-        if options.plan:
-            print(*make_plan(seed, options.seconds, NAMES, options.only), sep="\n")
-        else:
-            failed |= run(seed, options)
+        for ground in FLEETS if options.fleets else (options.on,):
+            if options.plan:
+                print(*make_plan(seed, options.seconds, GROUNDS[ground].faults, options.only), sep="\n")
+            else:
+                tallies.append(run(ground, seed, options))
         seed += 1
         if monotonic() >= until:
-            return int(failed)
+            break
+    if options.fleets and tallies:
+        write_table(tallies, options.page)
+    return int(any(tally.failed for tally in tallies))
 
 
-def run(seed: int, options: argparse.Namespace) -> bool:
-    """Run one seed and print its verdicts; whether one of them is invalid."""
+def run(ground: str, seed: int, options: argparse.Namespace) -> Tally:
+    """Run one seed and print its verdicts."""
     folder = Path(tempfile.mkdtemp(prefix="hostile-"))
-    history = Harness(seed, options.seconds, folder, only=options.only, mistake=options.mistake).run()
+    harness = Harness(seed, options.seconds, folder, ground=ground, only=options.only, mistake=options.mistake)
+    history = harness.run()
     verdicts = judge(history)
-    holds = sum(event.what == "held" for event in history)
-    faults = sum(event.what == "fault" for event in history)
-    print(f"seed {seed}: {faults} faults, {holds} holds, {len(history)} events", flush=True)
+    tally = Tally.of(ground, seed, history, verdicts)
+    print(f"{GROUNDS[ground].title}, seed {seed}: {tally}", flush=True)
     for verdict in verdicts:
         print(f"  {verdict}", flush=True)
-    failed = any(verdict.valid is False for verdict in verdicts)
-    if failed:
-        again = ["--seed", str(seed), "--seconds", f"{options.seconds:g}"]
+    if tally.failed:
+        again = ["--on", ground, "--seed", str(seed), "--seconds", f"{options.seconds:g}"]
         for name in options.only:
             again += ["--only", name]
         if options.mistake:
@@ -70,7 +83,7 @@ def run(seed: int, options: argparse.Namespace) -> bool:
         print(f"FAILED, history in {folder}\nagain: python -m tests.hostile {shlex.join(again)}", flush=True)
     else:
         shutil.rmtree(folder)
-    return failed
+    return tally
 
 
 if __name__ == "__main__":

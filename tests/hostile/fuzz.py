@@ -38,7 +38,7 @@ import redis
 import holdfast
 from tests.hostile.faces import FACES, Face
 from tests.hostile.garble import Garbler
-from tests.hostile.harness import tokens_in
+from tests.hostile.grounds.keys import tokens_in
 from tests.hostile.proxy import Proxy, worst_lag_since
 from tests.servers import Server
 

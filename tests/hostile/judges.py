@@ -1,9 +1,12 @@
 """Judges: pure functions of a history. Each says valid, invalid with its reasons, or unknown (nothing to judge).
 
 A judge never guesses in favour of an error. A hold is taken to be believed from the end of the first look that found
-``lease.held`` to the beginning of the last one. A worker stops looking when it finds ``held`` false. What the
-guarantees exclude (a key deleted by hand, a server that lost its data) is an excuse for two holders for one ttl, and
-for nothing else.
+``lease.held`` to the beginning of the last one. A worker stops looking when it finds ``held`` false.
+
+What the guarantees exclude (a key deleted by hand, a server that lost its data, a failover that lost a grant) is an
+excuse for two holders, and for nothing else. The fault says for which names (``displaces``), until when, which is when
+it ended unless it says otherwise (``until``), and for holders in which places, if not for all (``places``). The excuse
+lasts for one ttl more. Overlaps with an excuse are *declared*, the others are *beyond* what the pages declare.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from typing import Any
 
 from tests.hostile.history import Event
 
-__all__ = ["JUDGES", "Verdict", "judge"]
+__all__ = ["JUDGES", "Facts", "Overlaps", "Verdict", "facts_of", "judge", "overlaps_in"]
 
 SLACK = 5.0  # what a call may take beyond its bound on a busy machine
 FREE_FOR = 2.0  # how long a lock may be free although a waiter waits for it
@@ -52,6 +55,7 @@ class Hold:
     ttl: float
     fences: dict[str, int]
     slot: int = -1
+    granted: bool = True  # else it is the rest of an earlier grant: a writer that reads now
 
     @property
     def shared(self) -> bool:
@@ -86,11 +90,13 @@ class Facts:
     stops: dict[str, list[tuple[float, float]]] = field(default_factory=lambda: defaultdict(list))
     last: float = 0.0
 
-    def displaced(self, name: str, moment: float, ttl: float) -> bool:
-        """Whether a holder of that name may not yet have been told at that moment that its key is gone."""
+    def displaced(self, name: str, moment: float, holds: Sequence[Hold]) -> bool:
+        """Whether one of these holders may not yet have been told at that moment that its key is gone."""
+        ttl, places = max(hold.ttl for hold in holds), {place_of(hold.actor) for hold in holds}
         return any(
             ("*" in fault.data["displaces"] or name in fault.data["displaces"])
-            and fault.data["begun"] - ROUNDING <= moment <= fault.at + ttl + ROUNDING
+            and places & set(fault.data.get("places", places))
+            and fault.data["begun"] - ROUNDING <= moment <= fault.data.get("until", fault.at) + ttl + ROUNDING
             for fault in self.faults
             if fault.data.get("displaces")
         )
@@ -104,6 +110,10 @@ def process_of(actor: str) -> str:
     return actor.partition("/")[0]
 
 
+def place_of(actor: str) -> str:
+    return actor.partition(".")[0]
+
+
 def facts_of(history: Sequence[Event]) -> Facts:
     facts, holds, calls = Facts(), {}, {}
     for event in history:
@@ -113,6 +123,7 @@ def facts_of(history: Sequence[Event]) -> Facts:
         if event.what == "held":
             fences = data["fences"]
             hold = Hold(event.actor, data["kind"], event.at, event.at, data["asked"], data["ttl"], fences, data["slot"])
+            hold.granted = data.get("granted", True)
             holds[key] = hold
         elif event.what == "believes":
             holds[key].end = max(holds[key].end, event.at)
@@ -130,31 +141,45 @@ def facts_of(history: Sequence[Event]) -> Facts:
     return facts
 
 
-def judge_exclusion(history: Sequence[Event]) -> Verdict:
-    """No two holders at the same time: of a name, of a permit, beside a writer; and no permit too many."""
-    facts = facts_of(history)
-    reasons = []
+@dataclass(frozen=True, slots=True)
+class Overlaps:
+    """Two holders at the same time, or a permit too many: what the pages declare, and what they do not."""
+
+    declared: list[str] = field(default_factory=list)
+    beyond: list[str] = field(default_factory=list)
+
+
+def overlaps_in(history: Sequence[Event], facts: Facts) -> Overlaps:
+    found = Overlaps()
+    permits = {name: count for event in history if event.what == "permits" for name, count in event.data.items()}
     for name, holds in _by_name(facts.holds).items():
         for one, other in _overlapping(holds):
             since, until = max(one.start, other.start), min(one.end, other.end)
             if one.shared and other.shared and (one.slot < 0 or one.slot != other.slot):
                 continue
-            if not all(facts.displaced(name, moment, max(one.ttl, other.ttl)) for moment in (since, until)):
-                reasons.append(f"{name}: two holders from {since:.3f} to {until:.3f}: {one}; {other}")
-        permits = next((event.data[name] for event in history if event.what == "permits" and name in event.data), 0)
-        for hold in holds if permits else ():
+            excused = all(facts.displaced(name, moment, (one, other)) for moment in (since, until))
+            said = f"{name}: two holders from {since:.3f} to {until:.3f}: {one}; {other}"
+            (found.declared if excused else found.beyond).append(said)
+        for hold in holds if name in permits else ():
             beside = [other for other in holds if other.start <= hold.start <= other.end]
-            longest = max(other.ttl for other in beside)
-            if hold.kind == "semaphore" and len(beside) > permits and not facts.displaced(name, hold.start, longest):
-                reasons.append(f"{name}: {len(beside)} holders of {permits} permits at {hold.start:.3f}")
-    return _verdict("exclusion", reasons, evidence=facts.holds)
+            if hold.kind == "semaphore" and len(beside) > permits[name]:
+                said = f"{name}: {len(beside)} holders of {permits[name]} permits at {hold.start:.3f}"
+                excused = facts.displaced(name, hold.start, beside)
+                (found.declared if excused else found.beyond).append(said)
+    return found
+
+
+def judge_exclusion(history: Sequence[Event]) -> Verdict:
+    """No two holders at the same time: of a name, of a permit, beside a writer; and no permit too many."""
+    facts = facts_of(history)
+    return _verdict("exclusion", overlaps_in(history, facts).beyond, evidence=facts.holds)
 
 
 def judge_fences(history: Sequence[Event]) -> Verdict:
     """Each grant of a name has a greater fence than every grant that was known before it was asked for."""
     facts = facts_of(history)
     reasons = []
-    for name, holds in _by_name(facts.holds).items():
+    for name, holds in _by_name(hold for hold in facts.holds if hold.granted).items():
         seen: dict[int, Hold] = {}
         for hold in holds:
             if (twin := seen.setdefault(hold.fences[name], hold)) is not hold:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
+from typing import NamedTuple
 
-__all__ = ["FAULTS", "QUIET", "WORKERS", "Fault", "make_plan"]
+__all__ = ["QUIET", "STALL", "WORKERS", "WORKER_FAULTS", "Fault", "FaultKind", "make_plan"]
 
 QUIET = 7.5  # seconds without faults at the end: recovery is judged there
 WORKERS = ("b0", "b1", "a0", "a1")  # places for worker processes: b is blocking, a is asyncio
@@ -23,39 +24,47 @@ class Fault:
     seconds: float = 0.0
 
 
-# Name of a fault: whether it strikes a worker ("worker"), a key ("name") or the server (""); how long it lasts.
-FAULTS: dict[str, tuple[str, float, float]] = {
-    "kill worker": ("worker", 0.0, 0.0),
-    "stop worker": ("worker", 0.2, 3.0),  # up to longer than most ttls
-    "cut connections": ("worker", 0.0, 0.0),
-    "refuse connections": ("worker", 0.1, 1.5),
-    "black hole": ("worker", 0.1, 3.0),
-    "garble replies": ("worker", 0.2, 1.5),
-    "slow link": ("worker", 0.2, 1.0),
-    "kill listeners": ("", 0.0, 0.0),
-    "kill connections": ("", 0.0, 0.0),
-    "delete key": ("name", 0.0, 0.0),
-    "delete side keys": ("name", 0.0, 0.0),
-    "pause clients": ("", 0.1, 1.0),
-    "stop server": ("", 0.1, 2.5),
-    "restart with data": ("", 0.0, 0.0),
-    "restart without data": ("", 0.0, 0.0),
-    "flush scripts": ("", 0.0, 0.0),
+class FaultKind(NamedTuple):
+    """What a fault strikes, one of these; how long it lasts; how long the servers need to get over it.
+
+    Faults that the servers must get over come one after the other.
+    """
+
+    targets: tuple[str, ...] = ("",)
+    shortest: float = 0.0
+    longest: float = 0.0
+    rest: float = 0.0
+    weight: int = 1
+
+
+# These strike a worker or its connections, on any servers.
+WORKER_FAULTS = {
+    "kill worker": FaultKind(WORKERS),
+    "stop worker": FaultKind(WORKERS, 0.2, 3.0),  # up to longer than most ttls
+    "cut connections": FaultKind(WORKERS),
+    "refuse connections": FaultKind(WORKERS, 0.1, 1.5),
+    "black hole": FaultKind(WORKERS, 0.1, 3.0),
+    "slow link": FaultKind(WORKERS, 0.2, 1.0),
 }
+# This one too, if there are several servers. A late request is what a step must expect.
+STALL = {"stall one link": FaultKind(WORKERS, 0.5, 4.0, weight=2)}
 
 
-def make_plan(seed: int, seconds: float, names: Sequence[str], only: Sequence[str] = ()) -> list[Fault]:
+def make_plan(seed: int, seconds: float, kinds: Mapping[str, FaultKind], only: Sequence[str] = ()) -> list[Fault]:
     """The faults of a run of that length, of all kinds or only of those; the last ``QUIET`` seconds have none."""
     dice = Random(f"plan {seed}")
+    names = [name for name in only or kinds for _ in range(kinds[name].weight)]
     plan: list[Fault] = []
     at = 0.5
+    rested = 0.0
     while True:
-        name = dice.choice(list(only) or list(FAULTS))
-        target, shortest, longest = FAULTS[name]
-        choices = {"worker": WORKERS, "name": tuple(names), "": ("",)}[target]
-        fault = Fault(round(at, 3), name, dice.choice(choices), round(dice.uniform(shortest, longest), 3))
-        if fault.at + fault.seconds > seconds - QUIET:
+        kind = kinds[name := dice.choice(names)]
+        target, lasts = dice.choice(kind.targets), round(dice.uniform(kind.shortest, kind.longest), 3)
+        at = max(at, rested) if kind.rest else at
+        fault = Fault(round(at, 3), name, target, lasts)
+        if fault.at + fault.seconds + kind.rest > seconds - QUIET:
             return plan
         plan.append(fault)
+        rested = max(rested, fault.at + fault.seconds + kind.rest) if kind.rest else rested
         # Some faults meet while an earlier one lasts.
         at += fault.seconds * dice.choice([0.3, 1.0]) + dice.choice(PAUSES)

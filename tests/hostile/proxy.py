@@ -1,7 +1,8 @@
 """A TCP proxy that can garble every reply, for many connections at once: all proxies of a process share one event loop.
 
 tests/proxy.py aims a fault at one request; this one has faults that last, chosen by a seed. Bytes that fell into a
-black hole never come back: the connection stays silent for good, as after a router that has forgotten it.
+black hole never come back: the connection stays silent for good, as after a router that has forgotten it. Bytes that
+are stalled arrive late, whether or not their sender still waits, as after a partition.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 
 from tests.hostile.garble import Piece, frames_of
 
-__all__ = ["Proxy", "worst_lag_since"]
+__all__ = ["Proxy", "as_it_comes", "worst_lag_since"]
 
 
 BEAT = 0.02
@@ -45,14 +46,34 @@ def worst_lag_since(moment: float) -> float:
     return max((lag for at, lag in list(_lags) if at >= moment), default=0.0)
 
 
-class Proxy:
-    """Listens on a loopback port of its own. All methods may be called from any thread."""
+def as_it_comes(buffer: bytearray) -> list[bytes]:
+    """All that is in the buffer, for what is no RESP."""
+    taken = bytes(buffer)
+    buffer.clear()
+    return [taken]
 
-    def __init__(self, upstream: int) -> None:
+
+class Proxy:
+    """Listens on a loopback port of its own. All methods may be called from any thread.
+
+    ``frames`` takes the complete replies out of a buffer; ``rewrite`` says what the client gets instead of one.
+    """
+
+    def __init__(
+        self,
+        upstream: int,
+        *,
+        frames: Callable[[bytearray], list[bytes]] = frames_of,
+        rewrite: Callable[[bytes], bytes] | None = None,
+    ) -> None:
         with _starting:
             if not _loop:
                 _loop.append(_start_loop())
         self._upstream = upstream
+        self.frames, self.rewrite = frames, rewrite
+        self.open = asyncio.Event()
+        self.open.set()
+        self._stalls = 0
         self._links: set[_Link] = set()
         self._silent = False
         self._refusing = False
@@ -82,6 +103,17 @@ class Proxy:
         self._silent = True
         self._run(self._mute())
 
+    def stall(self) -> None:
+        """Nothing gets through, on any connection, until ``resume`` is called as often; then all of it does."""
+        self._run(self._stall(1))
+
+    def resume(self) -> None:
+        self._run(self._stall(-1))
+
+    async def _stall(self, more: int) -> None:
+        self._stalls += more
+        self.open.clear() if self._stalls else self.open.set()
+
     def heal(self) -> None:
         """Everything passes again, on new connections and on those that were not muted."""
         self._silent = self._refusing = False
@@ -103,7 +135,7 @@ class Proxy:
 
     async def _mute(self) -> None:
         for link in self._links:
-            link.no_pubsub = True
+            link.silent = True
 
     async def _close(self) -> None:
         self._server.close()
@@ -121,7 +153,7 @@ class Proxy:
             _reset(writer)
             return
         link = _Link(self, (reader, writer), (far_reader, far_writer))
-        link.no_pubsub = self._silent
+        link.silent = self._silent
         self._links.add(link)
         try:
             await asyncio.wait(link.tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -143,7 +175,7 @@ class _Link:
         self._proxy = proxy
         self._near, self._far = near, far
         self.far_address: tuple[str, int] = far[1].get_extra_info("sockname")
-        self.no_pubsub = False
+        self.silent = False
         self.tasks = [asyncio.ensure_future(self._upwards()), asyncio.ensure_future(self._downwards())]
 
     def reset(self) -> None:
@@ -156,7 +188,8 @@ class _Link:
         with contextlib.suppress(OSError):
             while chunk := await self._near[0].read(65536):
                 self._proxy.requests += chunk.count(b"\r\n*") + chunk.startswith(b"*")
-                if not self.no_pubsub and not self._far[1].is_closing():
+                await self._proxy.open.wait()
+                if not self.silent and not self._far[1].is_closing():
                     self._far[1].write(chunk)
 
     async def _downwards(self) -> None:
@@ -164,13 +197,16 @@ class _Link:
         with contextlib.suppress(OSError):
             while chunk := await self._far[0].read(65536):
                 buffer += chunk
-                for frame in frames_of(buffer):
+                await self._proxy.open.wait()
+                for frame in self._proxy.frames(buffer):
                     if not await self._hand_back(frame):
                         return
 
     async def _hand_back(self, frame: bytes) -> bool:
         """Whether the connection goes on."""
         garbler = self._proxy.garbler
+        if self._proxy.rewrite is not None:
+            frame = self._proxy.rewrite(frame)
         if self._proxy.latency:
             await asyncio.sleep(self._proxy.latency)
         for piece in (frame,) if garbler is None else garbler(frame):
@@ -178,7 +214,7 @@ class _Link:
                 return False
             if isinstance(piece, float):
                 await asyncio.sleep(piece)
-            elif not self.no_pubsub and not self._near[1].is_closing():
+            elif not self.silent and not self._near[1].is_closing():
                 self._near[1].write(piece)
         return True
 

@@ -8,11 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.hostile.harness import Harness
+from tests.hostile.grounds import GROUNDS, Ground
 from tests.hostile.judges import JUDGES
-from tests.hostile.plan import FAULTS, QUIET, WORKERS, make_plan
-from tests.hostile.worker import NAMES
+from tests.hostile.place import Place
+from tests.hostile.plan import QUIET, WORKERS, make_plan
 from tests.support import ROOT
+
+FAULTS = GROUNDS["single"].faults
 
 SEEDS = (26, 58)
 SECONDS = 14
@@ -20,7 +22,7 @@ SHORT_SEED = 2856
 SHORT_SECONDS = 10
 COMMANDS = {
     **{str(seed): f"--seed {seed} --seconds {SECONDS}" for seed in SEEDS},
-    "mistake": "--seed 1 --seconds 2 --mistake set-without-nx",
+    "mistake": "--on single --seed 1 --seconds 2 --mistake set-without-nx",
 }
 
 
@@ -65,7 +67,7 @@ def expect_valid(code: int, output: str) -> None:
 
 
 def test_the_fixed_seeds_plan_every_fault() -> None:
-    plans = [make_plan(seed, SECONDS, NAMES) for seed in SEEDS] + [make_plan(SHORT_SEED, SHORT_SECONDS, NAMES)]
+    plans = [make_plan(seed, SECONDS, FAULTS) for seed in SEEDS] + [make_plan(SHORT_SEED, SHORT_SECONDS, FAULTS)]
     assert {fault.name for plan in plans for fault in plan} == set(FAULTS)
     assert {"refuse connections", "delete side keys"} <= {fault.name for fault in plans[-1]}
 
@@ -79,15 +81,20 @@ def test_a_planted_mistake_is_found_and_its_command_printed(outcomes: dict[str, 
 
 
 def test_a_seed_decides_the_plan() -> None:
-    assert make_plan(5, 60.0, NAMES) == make_plan(5, 60.0, NAMES) != make_plan(6, 60.0, NAMES)
+    assert make_plan(5, 60.0, FAULTS) == make_plan(5, 60.0, FAULTS) != make_plan(6, 60.0, FAULTS)
 
 
-def test_the_last_seconds_of_a_plan_are_quiet_and_every_fault_is_planned_by_some_seed() -> None:
-    plans = [make_plan(seed, 40.0, NAMES) for seed in range(50)]
-    assert {fault.name for plan in plans for fault in plan} == set(FAULTS)
-    assert {fault.target for plan in plans for fault in plan} == {*WORKERS, *NAMES, ""}
-    assert all(fault.at + fault.seconds <= 40.0 - QUIET for plan in plans for fault in plan)
+@pytest.mark.parametrize("ground", GROUNDS.values(), ids=list(GROUNDS))
+def test_the_last_seconds_of_a_plan_are_quiet_and_every_fault_is_planned_by_some_seed(ground: type[Ground]) -> None:
+    plans = [make_plan(seed, 60.0, ground.faults) for seed in range(50)]
+    assert {fault.name for plan in plans for fault in plan} == set(ground.faults)
+    targets = {target for kind in ground.faults.values() for target in kind.targets}
+    assert {fault.target for plan in plans for fault in plan} == targets >= {*WORKERS}
+    assert all(fault.at + fault.seconds <= 60.0 - QUIET for plan in plans for fault in plan)
 
 
-def test_every_fault_can_be_done() -> None:
-    assert all(hasattr(Harness, "_" + name.replace(" ", "_")) for name in FAULTS)
+@pytest.mark.parametrize("ground", GROUNDS.values(), ids=list(GROUNDS))
+def test_every_fault_can_be_done(ground: type[Ground]) -> None:
+    for name in ground.faults:
+        method = name.replace(" ", "_")
+        assert hasattr(Place, method) or hasattr(ground, f"_{method}"), name

@@ -1,42 +1,49 @@
 """A worker process: lanes (threads or tasks) that use every kind of lock at random, and write down what they see.
 
-    python -m tests.hostile.worker FACE URL FOLDER PROCESS SEED MISTAKE
+    python -m tests.hostile.worker FOLDER TERMS
 
-It works until a line comes on its standard input, says "idle", waits for another line, closes its client, writes down
-what is left, and says "closed".
+The terms are JSON: the face, the URL, the engine, the name of the process, the seed, a mistake to plant, and how many
+seconds after its first grant it forks. It works until a line comes on its standard input, says "idle", waits for
+another line, closes its client, writes down what is left, and says "closed".
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
 from time import monotonic
 from typing import Any
 
-import redis
-
 import holdfast
+from holdfast.engines.capabilities import ENGINES
 from tests.hostile.faces import FACES, Face, run_blocking
 from tests.hostile.history import Recorder
+from tests.hostile.mistakes import MISTAKES
 
-__all__ = ["CLIENT_TIMEOUT", "LANES", "MISTAKES", "NAMES", "PERMITS"]
+__all__ = ["CLIENT_TIMEOUT", "LANES", "NAMES", "PERMITS"]
 
 LANES = 4
 PERMITS = 2
 CLIENT_TIMEOUT = 2.0
 NAMES = ("a", "b", "r", "w", "s", "e", "h")
+BURST_NAMES = ("c", "d")
 TTLS = (1.0, 1.0, 2.0, 4.0)
 WAITS = (0.0, 0.3, 2.5, 2.5, 4.0)
 LOOK_EVERY = 0.01
+HANDED_TTL = 2.0
 CACHE_TTL = 0.5
+BURST = 20
 LATCH_COUNT = 2
+FORKED_FOR = 3.0  # seconds for which a forked child works
 
 
 class Lane:
@@ -49,8 +56,9 @@ class Lane:
         self._ids = 0
         self._kinds: list[Callable[[], Any]] = [
             *(self.lock, self.lock, self.several, self.rlock, self.reader, self.reader, self.writer),
-            *(self.semaphore, self.semaphore, self.election, self.latch, self.cache),
-            *(self.giver, self.adopter, self.own),
+            *(self.semaphore, self.semaphore, self.election, self.latch),
+            *(self.giver, self.giver, self.adopter, self.adopter, self.own, self.burst, self.burst),
+            *([self.cache] if worker.offers("get_or_compute") else []),
         ]
 
     async def run(self) -> None:
@@ -102,12 +110,13 @@ class Lane:
         lease = await self._call("acquire", bound, lock.acquire, timeout=wait, names=names, wait=wait)
         return None if lease is None else (lease, self._begin(lease, kind, names, ttl, asked))
 
-    def _begin(self, lease: Any, kind: str, names: tuple[str, ...], ttl: float, asked: float) -> int:
+    def _begin(self, lease: Any, kind: str, names: tuple[str, ...], ttl: float, asked: float, **more: Any) -> int:
         """Note the hold if the lease is held; its number in the history."""
         self._ids += 1
         if lease.held:
             fences, slot = {name: lease.fences[name] for name in names}, getattr(lease, "slot", -1)
-            self._note("held", id=self._ids, kind=kind, fences=fences, slot=slot, asked=asked, ttl=ttl)
+            self._note("held", id=self._ids, kind=kind, fences=fences, slot=slot, asked=asked, ttl=ttl, **more)
+            self._worker.granted.set()
             return self._ids
         return 0
 
@@ -132,8 +141,20 @@ class Lane:
             # So do more of those that others can share.
             long = [2.5] * 4 if kind in ("read", "semaphore") else [1.5]
             seconds = self._dice.choice([*[0.0] * 10, *[0.005] * 8, *[0.03] * 4, 0.2, *long])
-            await self._look(lease, hold, seconds)
-            await self._call("release", CLIENT_TIMEOUT, lease.release, names=names)
+            try:
+                await self._look(lease, hold, seconds)
+                if hold and self._dice.random() < 0.05:
+                    await self._call("extend", CLIENT_TIMEOUT, lease.extend, ttl, names=names)
+                    await self._look(lease, hold, 0.01)
+                if kind == "write" and self._dice.random() < 0.3:
+                    await self._downgrade(lease, names, ttl)
+            finally:
+                await self._call("release", CLIENT_TIMEOUT, lease.release, names=names)
+
+    async def _downgrade(self, lease: Any, names: tuple[str, ...], ttl: float) -> None:
+        await self._call("downgrade", CLIENT_TIMEOUT, lease.downgrade, names=names)
+        hold = self._begin(lease, "read", names, ttl, monotonic(), granted=False)
+        await self._look(lease, hold, self._dice.choice([0.005, 0.2]))
 
     def _options(self) -> dict[str, Any]:
         return {"ttl": self._dice.choice(TTLS)}
@@ -141,6 +162,17 @@ class Lane:
     async def lock(self) -> None:
         terms, name = self._options(), self._dice.choice("ab")
         await self._use(self._worker.lock(name, **terms), "lock", (name,), terms["ttl"])
+
+    async def burst(self) -> None:
+        """One short hold after the other."""
+        name, ttl = self._dice.choice(BURST_NAMES), self._dice.choice(TTLS)
+        for _ in range(BURST):
+            held = await self._acquire(self._worker.lock(name, ttl=ttl), "lock", (name,), ttl)
+            if held is None:
+                return
+            lease, hold = held
+            await self._look(lease, hold, 0.0)
+            await self._call("release", CLIENT_TIMEOUT, lease.release, names=(name,))
 
     async def several(self) -> None:
         terms, names = self._options(), tuple(self._dice.sample("ab", 2))
@@ -207,18 +239,29 @@ class Lane:
         self._note("got", key=key, value=value, asked=asked, ttl=CACHE_TTL)
 
     async def giver(self) -> None:
-        held = await self._acquire(self._worker.client.lock("h", ttl=2.0), "lock", ("h",), 2.0)
+        """Hand over a hold of any kind: the next lane that looks for tickets takes it."""
+        client = self._worker.client
+        lock, kind, name = self._dice.choice(
+            [
+                *[(client.lock("h", ttl=HANDED_TTL), "lock", "h")] * 3,
+                (client.semaphore("s", PERMITS, ttl=HANDED_TTL), "semaphore", "s"),
+                (client.rwlock("w", ttl=HANDED_TTL).write, "write", "w"),
+                (client.rwlock("w", ttl=HANDED_TTL).read, "read", "w"),
+            ]
+        )
+        held = await self._acquire(lock, kind, (name,), HANDED_TTL)
         if held is None:
             return
         lease, hold = held
         await self._look(lease, hold, 0.01)
         try:
-            ticket = await self._call("hand_over", CLIENT_TIMEOUT, lease.hand_over, names=("h",))
+            ticket = await self._call("hand_over", CLIENT_TIMEOUT, lease.hand_over, names=(name,))
         except holdfast.HoldfastError:
-            await self._call("release", CLIENT_TIMEOUT, lease.release, names=("h",))
+            await self._look(lease, hold, self._dice.choice([0.0, 0.5, 2.0]))  # the lease is as it was
+            await self._call("release", CLIENT_TIMEOUT, lease.release, names=(name,))
             raise
         offer = self._worker.folder / f"{self._worker.process}.{self._number}.{self._ids}.offer"
-        offer.with_suffix(".new").write_text(ticket)
+        offer.with_suffix(".new").write_text(json.dumps([ticket, kind, name]))
         offer.with_suffix(".new").rename(offer)
 
     async def adopter(self) -> None:
@@ -226,29 +269,54 @@ class Lane:
             mine = offer.with_suffix(f".{self._worker.process}.{self._number}")
             with contextlib.suppress(FileNotFoundError):  # another lane was quicker
                 offer.rename(mine)
-                await self._adopt(mine.read_text())
+                await self._adopt(*json.loads(mine.read_text()))
 
-    async def _adopt(self, ticket: str) -> None:
-        asked = monotonic()
-        lease = await self._call("adopt", CLIENT_TIMEOUT, self._worker.client.adopt, ticket, ttl=2.0, names=("h",))
-        hold = self._begin(lease, "lock", ("h",), 2.0, asked)
-        await self._look(lease, hold, 0.02)
-        await self._call("release", CLIENT_TIMEOUT, lease.release, names=("h",))
+    async def _adopt(self, ticket: str, kind: str, name: str) -> None:
+        lease, hold = await self._take_over(ticket, kind, name)
+        try:
+            await self._look(lease, hold, self._dice.choice([0.02, 0.02, 0.02, 0.3, 3.5]))
+            if self._dice.random() < 0.3:
+                await self._take_over(ticket, kind, name)  # raises, for it is used up; else it is judged
+        finally:
+            await self._look(lease, hold, 0.0)
+            await self._call("release", CLIENT_TIMEOUT, lease.release, names=(name,))
+
+    async def _take_over(self, ticket: str, kind: str, name: str) -> tuple[Any, int]:
+        asked, adopt = monotonic(), self._worker.client.adopt
+        lease = await self._call("adopt", CLIENT_TIMEOUT, adopt, ticket, ttl=HANDED_TTL, names=(name,))
+        return lease, self._begin(lease, kind, (name,), HANDED_TTL, asked)
 
 
 class Worker:
     """One process."""
 
-    def __init__(self, face: Face, url: str, folder: Path, *, process: str, seed: str, mistake: str) -> None:
-        self.face = face
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        face: str,
+        url: str,
+        engine: str,
+        process: str,
+        seed: int,
+        mistake: str,
+        fork_after: float = 0.0,
+    ) -> None:
+        self.face: Face = FACES[face]()
         self.folder = folder
         self.process = process
         self.seed = seed
         self.recorder = Recorder(folder, process)
         self.stopping = threading.Event()
-        self._url = url
+        self.granted = threading.Event()
+        self.url = url
+        self.fork_after = fork_after
+        self._engine = engine
         self._mistake = mistake
         self.client: Any = None
+
+    def offers(self, feature: str) -> bool:
+        return feature in ENGINES[self._engine].features
 
     def lock(self, name: str, **terms: Any) -> Any:
         return MISTAKES[self._mistake](self, name, **terms)
@@ -258,17 +326,29 @@ class Worker:
         self.recorder.note("foreign", text=text, **data)
 
     def connect(self) -> None:
-        self.client = self.face.connect(self._url, timeout=CLIENT_TIMEOUT, fence_retention=60.0)
+        self.client = self.face.connect(self.url, timeout=CLIENT_TIMEOUT, fence_retention=60.0)
 
     async def lanes(self) -> None:
         await asyncio.gather(*(Lane(self, number).run() for number in range(LANES)))
 
+    def fork(self) -> int:
+        """A child goes on with the client of its parent for a while; its pid."""
+        if pid := os.fork():
+            return pid
+        self.process += "f"
+        self.recorder = Recorder(self.folder, self.process)
+        self.stopping = threading.Event()
+        threading.Timer(FORKED_FOR, self.stopping.set).start()
+        self.face.run_lanes([Lane(self, number).run() for number in range(LANES)])
+        self.recorder.close()
+        os._exit(0)
+
 
 def main(arguments: list[str]) -> None:
-    face, url, folder, process, seed, mistake = arguments
-    worker = Worker(FACES[face](), url, Path(folder), process=process, seed=seed, mistake=mistake)
+    folder, terms = arguments
+    worker = Worker(Path(folder), **json.loads(terms))
     with watching(worker):
-        if face == "asyncio":
+        if worker.face.kind == "asyncio":
             asyncio.run(_with_tasks(worker))
         else:
             _with_threads(worker)
@@ -281,10 +361,16 @@ def _with_threads(worker: Worker) -> None:
     lanes = [threading.Thread(target=run_blocking, args=(Lane(worker, number).run(),)) for number in range(LANES)]
     for lane in lanes:
         lane.start()
+    child = 0
+    if worker.fork_after and worker.granted.wait(10.0):
+        time.sleep(worker.fork_after)
+        child = worker.fork()
     sys.stdin.readline()
     worker.stopping.set()
     for lane in lanes:
         lane.join()
+    if child and (status := os.waitpid(child, 0)[1]):
+        worker.note_foreign(f"its child ended with {status}")
     print("idle", flush=True)
     sys.stdin.readline()
     worker.client.close()
@@ -329,54 +415,6 @@ def watching(worker: Worker) -> Iterator[None]:
     logging.getLogger("holdfast").addHandler(Watch())
     yield
     worker.recorder.close()
-
-
-class SetWithoutNx:
-    """A planted mistake: a lock that overwrites the other holder's token."""
-
-    fences: dict[str, int]
-    held = True
-    reason = ""
-
-    def __init__(self, worker: Worker, name: str, *, ttl: float) -> None:
-        self._client = redis.Redis.from_url(worker._url)
-        self._name, self._ttl = name, ttl
-
-    def acquire(self, timeout: float) -> SetWithoutNx:
-        with contextlib.suppress(redis.RedisError):
-            self._client.set(self._name, "mine", px=int(self._ttl * 1000))
-        self.fences = {self._name: int(monotonic() * 1e9)}
-        return self
-
-    def release(self) -> None:
-        with contextlib.suppress(redis.RedisError):
-            self._client.delete(self._name)
-        self._client.close()
-
-
-class Unrenewed:
-    """A planted mistake: a lease that is believed in although its ttl is over."""
-
-    held = True
-    reason = ""
-
-    def __init__(self, worker: Worker, name: str, *, ttl: float) -> None:
-        self._face = worker.face
-        self._lock = worker.client.lock(name, ttl=0.1, renew=False)
-
-    async def acquire(self, timeout: float) -> Unrenewed | None:
-        lease = await self._face.call(self._lock.acquire, timeout=timeout)
-        if lease is None:
-            return None
-        self.fences, self.release = lease.fences, lease.release
-        return self
-
-
-MISTAKES: dict[str, Callable[..., Any]] = {
-    "": lambda worker, name, **terms: worker.client.lock(name, **terms),
-    "set-without-nx": SetWithoutNx,
-    "no-renewal": Unrenewed,
-}
 
 
 if __name__ == "__main__":
