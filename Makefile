@@ -26,13 +26,15 @@ SERVERS := tests/sentinel tests/cluster tests/etcd tests/memcached
 FLOORS := $(CONFORMANCE) tests/security tests/connections/test_targets.py tests/sentinel/test_tls.py \
 	tests/cluster/test_tls.py tests/etcd/test_secured.py tests/cli/test_operate.py tests/cli/test_printable.py \
 	tests/events/test_metrics.py tests/events/test_otel.py
+
+SERVERS := tests/sentinel tests/cluster tests/etcd tests/memcached tests/hostile/test_fleets.py
 BENCHES := uncontended events keeper crowd memory latch_election market primitives guard stampede
 
 # Tests start some hundred programs, and five processes collect all tests: none is to compile what another has compiled.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check test test-long test-engines test-floors servers hostile lint format lab bench bench-before bench-contention mutants \
+.PHONY: help demo check test test-long test-engines test-floors servers hostile lint format lab bench bench-before bench-contention mutants hostile-fleets \
 	bench-mixed bench-engines failover clean
 
 help:
@@ -84,6 +86,10 @@ hostile: $(READY)  ## faults at random on real servers, then a fuzz of replies (
 	@failed=0; \
 	$(BIN)/python -m tests.hostile --seed $(SEED) --seconds 40 --total $(SECONDS) || failed=1; \
 	$(BIN)/python -m tests.hostile --fuzz --seed $(SEED) --runs $(RUNS) || failed=1; exit $$failed
+
+hostile-fleets: SECONDS = 900
+hostile-fleets: $(READY)  ## faults at random on Sentinel, Cluster and etcd; writes a table into docs/hostile.md (about 15 minutes; SEED= SECONDS=)
+	@$(BIN)/python -m tests.hostile --fleets --seed $(SEED) --seconds 95 --total $(SECONDS) --page docs/hostile.md
 
 lint: $(READY)  ## ruff, mypy --strict, and whether holdfast.blocking is what is derived from holdfast.aio
 	@$(BIN)/ruff check .

@@ -272,10 +272,11 @@ class EtcdAdmin:
     def __init__(self, fleet: EtcdFleet) -> None:
         self._fleet = fleet
 
-    def range(self, prefix: str) -> dict[str, dict[str, Any]]:
-        """What etcd has under this prefix, by key, in the order of creation."""
+    def range(self, prefix: str, *, revision: int = 0) -> dict[str, dict[str, Any]]:
+        """What etcd has under this prefix, by key, in the order of creation; or what it had at that revision."""
         end = prefix[:-1] + chr(ord(prefix[-1]) + 1) if prefix else "\0"
-        body = {"key": coded(prefix or "\0"), "range_end": coded(end), "sort_target": "CREATE", "sort_order": "ASCEND"}
+        order = {"sort_target": "CREATE", "sort_order": "ASCEND", "revision": revision}
+        body = {"key": coded(prefix or "\0"), "range_end": coded(end), **order}
         return {text(item["key"]): item for item in self._fleet.ask("/v3/kv/range", body).get("kvs", [])}
 
     def delete(self, prefix: str) -> int:

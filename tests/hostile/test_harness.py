@@ -26,9 +26,9 @@ COMMANDS = {
 }
 
 
-def run(command: str) -> tuple[int, str]:
+def run(command: str, *more: str) -> tuple[int, str]:
     done = subprocess.run(
-        [sys.executable, "-m", "tests.hostile", *command.split()],
+        [sys.executable, "-m", "tests.hostile", *command.split(), *more],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -11,6 +11,7 @@ from tests.hostile.history import Event, Recorder, read_history
 from tests.hostile.judges import (
     JUDGES,
     Verdict,
+    facts_of,
     judge_bounds,
     judge_cache,
     judge_exceptions,
@@ -22,6 +23,7 @@ from tests.hostile.judges import (
     judge_orphans,
     judge_recovery,
     judge_wakeups,
+    overlaps_in,
 )
 
 
@@ -75,6 +77,8 @@ TOGETHER = history(hold("x", 1, 2, 10), hold("y", 1.9, 3, 11))
 PERMITS = Event(0, "harness", "permits", {"a": 2})
 WAITING = call("x", 20.0, 27.0, wait=10.0)
 
+DOWNGRADED = {"kind": "read", "fences": {"a": 12}, "slot": -1, "ttl": 1.0, "asked": 2.0, "granted": False}
+
 Case = tuple[Any, list[Event], bool | None]
 CASES: dict[str, Case] = {
     "holders one after the other": (judge_exclusion, ONE_AFTER_THE_OTHER, True),
@@ -99,6 +103,34 @@ CASES: dict[str, Case] = {
     "two holders a ttl after the data was lost": (
         judge_exclusion,
         history(hold("x", 1, 5, 10), hold("y", 2, 5, 11), fault("restart", 1.5, 1.6, displaces=["*"])),
+        False,
+    ),
+    "two holders after a failover that lost a grant": (
+        judge_exclusion,
+        history(TOGETHER, fault("kill primary", 0.5, 9, displaces=["*"], until=1.5)),
+        True,
+    ),
+    "two holders more than a ttl after the new primary was known": (
+        judge_exclusion,
+        history(hold("x", 1, 3, 10), hold("y", 2, 3, 11), fault("kill primary", 0.5, 9, displaces=["*"], until=1.5)),
+        False,
+    ),
+    "a holder on the side of a primary that is cut off, and one on the other side": (
+        judge_exclusion,
+        history(
+            hold("b0.0/1", 1, 2, 10),
+            hold("a1.0/1", 1, 2, 11),
+            fault("cut off primary", 0.5, 9, displaces=["*"], places=["b0"]),
+        ),
+        True,
+    ),
+    "two holders on the other side": (
+        judge_exclusion,
+        history(
+            hold("a0.0/1", 1, 2, 10),
+            hold("a1.0/1", 1, 2, 11),
+            fault("cut off primary", 0.5, 9, displaces=["*"], places=["b0"]),
+        ),
         False,
     ),
     "two readers": (
@@ -150,6 +182,11 @@ CASES: dict[str, Case] = {
     "a fence goes back between two that overlap": (
         judge_fences,
         history(hold("x", 1, 2, 12), hold("y", 2.1, 3, 11, asked=0.5)),
+        True,
+    ),
+    "a writer that has become a reader keeps its fence": (
+        judge_fences,
+        history(hold("x", 1, 2, 12), Event(2, "x", "held", {**DOWNGRADED, "id": 13}), hold("y", 3, 4, 14)),
         True,
     ),
     "one fence twice": (judge_fences, history(hold("x", 1, 2, 12), hold("y", 1, 2, 12, asked=0.5)), False),
@@ -279,6 +316,14 @@ def test_verdict(name: str) -> None:
     judge, events, expected = CASES[name]
     verdict: Verdict = judge(events)
     assert verdict.valid is expected, verdict
+
+
+def test_overlaps_that_are_declared_are_counted_apart() -> None:
+    events = history(
+        TOGETHER, hold("z", 7, 8, 12), hold("x", 7, 8, 13), fault("delete key", 1.8, 1.85, displaces=["a"])
+    )
+    found = overlaps_in(events, facts_of(events))
+    assert (len(found.declared), len(found.beyond)) == (1, 1)
 
 
 def test_every_judge_has_a_history_that_it_finds_wrong_and_one_that_it_finds_right() -> None:

@@ -120,11 +120,16 @@ class EtcdGround(Ground):
         if not leases:
             return {}
         lease = leases[int(fault.at * 1000) % len(leases)]
-        keys = self._fleet.ask("/v3/lease/timetolive", {"ID": lease, "keys": True}).get("keys", [])
+        before = int(self._fleet.ask("/v3/lease/timetolive", {"ID": lease})["header"]["revision"])
         with contextlib.suppress(httpx.HTTPStatusError):  # it has just ended
-            self._fleet.ask("/v3/lease/revoke", {"ID": lease})
-        # Which keys it had when it was revoked is known to etcd alone.
-        return {"displaces": ["*"], "keys": len(keys)}
+            after = int(self._fleet.ask("/v3/lease/revoke", {"ID": lease})["header"]["revision"])
+            return {"displaces": sorted({name for rev in range(before, after) for name in self._bound_to(lease, rev)})}
+        return {}
+
+    def _bound_to(self, lease: int, revision: int) -> list[str]:
+        """The names of locks that had a key of this etcd lease at that revision."""
+        items = self._admin.range("", revision=revision).items()
+        return [key.partition(":hf1:")[0] for key, item in items if int(item.get("lease", 0)) == lease]
 
     def _fill(self, fault: Fault) -> None:
         """etcd has no space left, which it finds out while it executes a request; an operator makes room later."""
