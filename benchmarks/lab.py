@@ -1,8 +1,9 @@
 """What the lab can search: its speed, the fenced lock under every pair of faults, the primitives, and a question.
 
-    python -m benchmarks.lab [--budget 60] [--each 10] [--clients 2] [--primitives 30] [--late 40] [--only PART]
+    python -m benchmarks.lab [--budget 60] [--each 10] [--clients 2] [--primitives 30] [--late 40]
+        [--late-requests 40] [--only PART]
 
-Five parts, each with a PASS or FAIL, and an exit code.
+Six parts, each with a PASS or FAIL, and an exit code.
 
 1. Speed: distinct states of the whole matrix within a budget, on all cores.
 2. The fenced lock: for every pair of kinds of fault, two faults in any order at any step, explored completely or for
@@ -15,7 +16,10 @@ Five parts, each with a PASS or FAIL, and an exit code.
 4. Late replies: the fenced lock and each row of the primitives with two clients, where a reply is a separate move and
    notifications of later events may overtake it, for ``--late`` seconds. No invariant may be broken, and all runs
    without a fault must be explored.
-5. The question of lab/surveys/question.py.
+5. Late requests: each row of lab/subjects/late.py, two clients, for ``--late-requests`` seconds. No invariant may be
+   broken, except the limits of the row; all runs with one late request must be explored; and every step that changes
+   anything must have been late in one of the rows.
+6. The question of lab/surveys/question.py.
 """
 
 from __future__ import annotations
@@ -27,6 +31,7 @@ import os
 import sys
 import time
 from array import array
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -36,9 +41,10 @@ from benchmarks.report import console
 from holdfast.lab.report.trace import Trace
 from holdfast.lab.search.explorer import Explorer
 from holdfast.lab.search.faults import DEFAULT_FAULTS, UNRELIABLE_SERVER
+from holdfast.lab.subjects.late import missing
 from holdfast.lab.subjects.rows import config_of
 from holdfast.lab.surveys.common import trace_of
-from holdfast.lab.surveys.primitives import PRIMITIVES, try_all
+from holdfast.lab.surveys.primitives import LATE_REQUESTS, PRIMITIVES, Tried, try_all
 from holdfast.lab.surveys.question import answers
 from holdfast.lab.surveys.recipes import survey
 
@@ -133,11 +139,15 @@ def search_pairs(asked: argparse.Namespace) -> Iterator[bool]:
 
 
 def search_primitives(asked: argparse.Namespace) -> Iterator[bool]:
-    yield from try_rows(asked.primitives)
+    yield from passed(try_rows([*PRIMITIVES], asked.primitives))
 
 
-def try_rows(seconds: float, *, late: bool = False) -> Iterator[bool]:
-    rows = [row for row in PRIMITIVES if not late or row != "cohort"]  # the cohort always has late replies
+def passed(all_tried: Iterator[Tried]) -> Iterator[bool]:
+    return (tried.is_passed for tried in all_tried)
+
+
+def try_rows(rows: list[str], seconds: float, *, late: bool = False) -> Iterator[Tried]:
+    """Try each of these rows for that time, and print what was found."""
     rounds = -(-len(rows) // min(os.cpu_count() or 1, len(rows)))
     for tried in try_all(rows, budget=seconds * rounds, late=late):
         console.print(f"{tried.heading}  {verdict(tried.is_passed)}", highlight=False, soft_wrap=True)
@@ -145,13 +155,28 @@ def try_rows(seconds: float, *, late: bool = False) -> Iterator[bool]:
             console.print(line, highlight=False, markup=False, soft_wrap=True)
         for trace in tried.traces:
             console.print(trace.to_json(), highlight=False, markup=False)
+        yield tried
+
+
+def search_late_requests(asked: argparse.Namespace) -> Iterator[bool]:
+    console.print("late requests, two clients:")
+    was_late: Counter[str] = Counter()
+    for tried in try_rows([*LATE_REQUESTS], asked.late_requests):
+        was_late.update(tried.delayed)
         yield tried.is_passed
+    for engine, (known, lacking) in missing(was_late).items():
+        found = len(known) - len(lacking)
+        text = f"{engine}: {found} of {len(known)} steps that change anything were late"
+        text += f", not {', '.join(sorted(lacking))}" if lacking else ""
+        console.print(f"{text}  {verdict(not lacking)}", highlight=False, soft_wrap=True)
+        yield not lacking
 
 
 def search_late_replies(asked: argparse.Namespace) -> Iterator[bool]:
     console.print("late replies, two clients:")
     yield from search_late_replies_of_the_lock(asked)
-    yield from try_rows(asked.late, late=True)
+    rows = [row for row in PRIMITIVES if row != "cohort"]  # the cohort always has late replies
+    yield from passed(try_rows(rows, asked.late, late=True))
 
 
 def search_late_replies_of_the_lock(asked: argparse.Namespace) -> Iterator[bool]:
@@ -175,6 +200,7 @@ PARTS = {
     "pairs": search_pairs,
     "primitives": search_primitives,
     "late": search_late_replies,
+    "late-requests": search_late_requests,
     "question": answer_question,
 }
 
@@ -186,11 +212,12 @@ def main() -> int:
     parser.add_argument("--clients", type=int, default=2, help="number of clients of the fenced lock")
     parser.add_argument("--primitives", type=float, default=30.0, help="seconds for each row of the primitives")
     parser.add_argument("--late", type=float, default=40.0, help="seconds for each row with late replies")
+    parser.add_argument("--late-requests", type=float, default=40.0, help="seconds for each row with late requests")
     parser.add_argument("--only", choices=PARTS, help="run only this part")
     asked = parser.parse_args()
     parts = [PARTS[asked.only]] if asked.only else PARTS.values()
-    passed = [each for part in parts for each in part(asked)]
-    return 0 if all(passed) else 1
+    verdicts = [each for part in parts for each in part(asked)]
+    return 0 if all(verdicts) else 1
 
 
 if __name__ == "__main__":

@@ -66,6 +66,8 @@ class LabGroup(click.Group):
             formatter.write_text(", ".join(found.ROWS))
         with formatter.section("Primitives"):
             formatter.write_text(", ".join(found.PRIMITIVES))
+        with formatter.section("Primitives with late requests"):
+            formatter.write_text(", ".join(found.LATE_REQUESTS))
 
 
 @click.group(
@@ -263,13 +265,14 @@ def read_trace(file: Any) -> Trace:
 
 
 @lab.command(short_help="Search semaphores, latches, elections and the rest.")
-@click.argument("names", nargs=-1, metavar="[NAME]...", callback=one_of("PRIMITIVES"))
+@click.argument("names", nargs=-1, metavar="[NAME]...", callback=one_of("SUBJECTS"))
 @SEED
 @within("2m")
 def primitives(*, names: tuple[str, ...], seed: int, budget: float) -> int:
     """Search the other primitives of Holdfast (all, or the named ones), as 'lab' does with locks.
 
-    Each search has three clients and at most two faults of clients and messages.
+    Each search has three clients and at most two faults of clients and messages. A row with 'late:' before its name
+    has two clients, and its first fault is a request that arrives at any later time.
     """
     search()
     from holdfast.lab.surveys.primitives import PRIMITIVES, try_all

@@ -13,6 +13,7 @@ invariant is about (such as grants with fences, or waiters).
 | granted | acquire returned, with that fence and local deadline (None if there is none); ``what`` is "read", "write" or
   "permit 0 of 2" of a lock that several clients can hold, and "passed" if another task passed the lock on |
 | extended | the holder may now rely on the lock until then |
+| shared | a writer becomes a reader; it relies on no more from now on, even if its step is not executed yet |
 | refused | acquire returned without the lock, or raised |
 | believes | ``held`` was true just now, when its deadline was that |
 | writes | it writes to the guarded resource, with its fence |
@@ -100,6 +101,9 @@ def beside(history: History) -> Iterator[tuple[Event, list[Event]]]:
     for event in history:
         if event.kind in ENDS_A_HOLD:
             holds.pop(event.client, None)
+        elif event.kind == "shared" and event.client in holds:
+            grant, until_us = holds[event.client]
+            holds[event.client] = grant._replace(what=event.what), until_us
         elif event.kind == "granted" or (event.kind == "extended" and event.client in holds):
             grant = event if event.kind == "granted" else holds[event.client][0]
             yield (

@@ -42,6 +42,7 @@ class Local:
         self.until_us = site.until_us
         self.wants_us = site.wants_us
         self.waiting = site.waiting
+        self.left = site.left
         self.settled = site.is_settled()
         self.asleep = site.is_asleep()
         self.links = tuple(site.links)

@@ -19,6 +19,7 @@ reply is ignored.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Final
 
@@ -29,11 +30,16 @@ from holdfast.lab.search.site import Input, Request, Site
 from holdfast.lab.search.state import NEVER, NOBODY, Choice, Config, State, View, is_answered, under_way
 from holdfast.lab.search.transition import MOVING_US, Transition
 from holdfast.lab.servers.store import START_US
-from holdfast.protocol.effects import Step
 
 SITES_KEPT: Final = 4000
 _IDLE: Final = ("new", "done", "over")  # stages before and after a visit
-_READS: Final = frozenset({"GET", "EXISTS", "TTL", "PTTL", "WATCH", "UNWATCH", "gets", "election_leader"})
+# Steps and commands that are never late, by name; on etcd by the last word of the name, the kind of the request
+# (simulation/programs.py). To be late is to be lost for what only reads; for a watch, on which nothing may depend; and
+# for a new lease of etcd, whose id then no client knows.
+_NOT_LATE: Final = frozenset(
+    {"GET", "EXISTS", "TTL", "PTTL", "WATCH", "UNWATCH", "LRANGE", "SCAN", "gets", "election_leader", "inspect_lock"}
+    | {"pool_find", "pool_look", "Read", "ReadLease", "Watch", "Unwatch", "GrantLease"}
+)
 
 
 class Model:
@@ -48,6 +54,7 @@ class Model:
         self._kept: list[Local] = []
         self._newcomers: dict[tuple[int, int], bool] = {}
         self._free: dict[tuple[int, int], bool] = {}
+        self.delayed: Counter[str] = Counter()  # steps and commands that were late, by name
 
     # Clients.
 
@@ -167,8 +174,17 @@ class Model:
             yield ("moved",)
         for name, item in under_way(state):
             is_late = item.kind == "late" and not state.stopped[item.client]
-            if item.kind == "ghost" or (is_late and item.content.is_overtaken(state, item.client)):
+            is_due = is_late and item.content.is_overtaken(state, item.client)
+            if is_due or (item.kind == "ghost" and self._matters(state, name)):
                 yield "deliver", *name
+
+    def _matters(self, state: State, ghost: tuple[str, int, int]) -> bool:
+        """Whether a late request would change anything if it arrived now.
+
+        If not, its arrival is no move: the state without the request can do nothing that the state with it cannot.
+        """
+        after, events = self.after(state, ("deliver", *ghost))
+        return bool(events) or after._replace(under_way=state.under_way) != state
 
     def _may_leave(self, state: State, local: Local) -> bool:
         stayed_us = state.now_us - local.granted_us
@@ -240,7 +256,8 @@ class Model:
         return state.now_us + until_us + 1 - now_us if until_us >= now_us else None
 
     def _faults(self, state: State) -> Iterator[Choice]:
-        kinds = self.config.kinds
+        first = self.config.first
+        kinds = (first,) if first and not state.faults else self.config.kinds
         if state.now_us == 0 and not state.come and not state.faults and "skew" in kinds:
             for client in range(self.config.clients):
                 yield "fault", "skew", client, 1
@@ -306,7 +323,7 @@ class Model:
                 yield "fault", "late_reply", client, number
             if "unconfirmed" in kinds and request.confirms:
                 yield "fault", "unconfirmed", client, number
-            if "delay" in kinds and not request.listens and not _only_reads(request):
+            if "delay" in kinds and not request.listens and _may_be_late(request):
                 yield "fault", "delay", client, number
 
     # Transitions.
@@ -375,5 +392,5 @@ class Model:
         return served
 
 
-def _only_reads(request: Request) -> bool:
-    return all((op.script if isinstance(op, Step) else op.args[0]) in _READS for op in request.ops)
+def _may_be_late(request: Request) -> bool:
+    return any(name not in _NOT_LATE and name.rpartition(" ")[2] not in _NOT_LATE for name in request.names)

@@ -42,6 +42,11 @@ class Request(NamedTuple):
         return any(isinstance(op, Command) and op.args[0] == "WAIT" for op in self.ops)
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """The names of its steps or commands."""
+        return tuple(op.script if isinstance(op, Step) else str(op.args[0]) for op in self.ops)
+
+    @property
     def content(self) -> Any:
         """What the server sees: everything except the number."""
         return LISTEN if self.listens else (self.ops, self.link)
@@ -87,6 +92,7 @@ class Site:
         self.fence: int | None = None
         self.served = False  # it was granted the lock
         self.waiting = 0  # how many of its tasks wait, if it has several
+        self.left = False  # it has left a hold that lasts on without it, or has handed one over
         self._timers: list[_Timer] = []
         self._soon: deque[Callable[[], None]] = deque()
         self._count = 0

@@ -52,6 +52,7 @@ class Config(NamedTuple):
     by_server: bool = True  # that deadline is measured by the server's clock, not by the clients' clocks
     clients: int = 3
     kinds: tuple[str, ...] = DEFAULT_FAULTS
+    first: str = ""  # the kind of the first fault of a run; empty: any of ``kinds``
     spares_holders: bool = False  # no fault hits a holder, and a client that was hit earlier leaves at once
     most_faults: int = 2
     ttl_us: int = 3_000_000

@@ -127,6 +127,7 @@ class Transition(Move):
 
     def _delay(self, client: int, number: int) -> None:
         request = self._request(client, number)
+        self.model.delayed.update(request.names)
         self.held_back[client] = False
         self._feed(client, "lose", number)
         self.under_way.append(Under("ghost", client, (request.ops, request.link)))
@@ -243,7 +244,8 @@ class Transition(Move):
         """Whether the lock was granted to a waiter that does not know yet. For all others it is as good as free."""
         if self.config.view is not None or self.config.polls or state.owner < 0 or state.stopped[state.owner]:
             return False
-        return self.model.locals[state.locals[state.owner]].stage == "wants"
+        owner = self.model.locals[state.locals[state.owner]]
+        return owner.stage == "wants" and not owner.left  # else the key may be that of the hold that it has left
 
     def _is_next(self, state: State, client: int) -> bool:
         """Whether that client may proceed: it is the first waiter, or the order does not matter."""
@@ -257,13 +259,13 @@ class Transition(Move):
         if config.view is not None:
             store = model.server.store(state.store)
             for client, local in enumerate(locals_):
-                over = local.stage == "over" and local.settled and not state.stopped[client]
+                over = local.stage == "over" and local.settled and not local.left and not state.stopped[client]
                 if over and config.view.is_blocked_by(store, model.names[client]):
                     self._event(client, "left_behind")
         elif not free and state.owner >= 0:
             local = locals_[state.owner]
             over = local.stage == "over" or (config.polls and local.stage == "wants" and local.asleep)
-            if over and local.settled and not state.stopped[state.owner]:
+            if over and local.settled and not local.left and not state.stopped[state.owner]:
                 self._event(state.owner, "left_behind")
         bound = config.idle_us + config.idle_us_per_fault * state.faults
         for client, local in enumerate(locals_):

@@ -7,17 +7,19 @@ runs the same programs over HTTP.
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Generator, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.lab.servers.etcd import LEASE_UNKNOWN
-from holdfast.protocol.effects import Call, CallEach, Command, Effects, StepFailed, clock
+from holdfast.protocol.effects import Call, CallEach, Command, Effects, Step, StepFailed, clock
 from holdfast.protocol.intents.programs import can_join, joint_program, program_of
-from holdfast.protocol.intents.requests import Answer, LeaseGone, Program, Unwatch, Watch
+from holdfast.protocol.intents.requests import Answer, Get, LeaseGone, Op, Program, Request, Txn, Unwatch, Watch
 from holdfast.protocol.intents.session import Session
 
 if TYPE_CHECKING:
     from holdfast.lab.simulation.machine import Machine
+
+PLAIN: Final = "etcd"  # the first word of a command that is a request of etcd already
 
 
 def use_etcd(machine: Machine) -> None:
@@ -54,8 +56,10 @@ def expanded(routine: Any, session: Session, channel: str) -> Generator[Any, Any
 
 
 def _run_one(effect: Call, session: Session, channel: str) -> Effects[Any]:
+    if isinstance(effect.step, Command) and effect.step.args[0] == PLAIN:
+        return (yield effect)
     program = program_of(session, effect.step, (yield from clock()))
-    return (yield from _run(program, effect.timeout, effect.shielded, channel))
+    return (yield from _run(program, [effect.step], effect.timeout, effect.shielded, channel))
 
 
 def _run_each(effect: CallEach, session: Session, channel: str) -> Effects[list[Any]]:
@@ -63,7 +67,7 @@ def _run_each(effect: CallEach, session: Session, channel: str) -> Effects[list[
     if can_join(effect.steps):
         try:
             replies: list[Any] = yield from _run(
-                joint_program(session, effect.steps, now), effect.timeout, False, channel
+                joint_program(session, effect.steps, now), effect.steps, effect.timeout, False, channel
             )
         except StepFailed as failed:
             return [failed] * len(effect.steps)
@@ -71,13 +75,14 @@ def _run_each(effect: CallEach, session: Session, channel: str) -> Effects[list[
     replies = []
     for step in effect.steps:
         try:
-            replies.append((yield from _run(program_of(session, step, now), effect.timeout, False, channel)))
+            program = program_of(session, step, now)
+            replies.append((yield from _run(program, [step], effect.timeout, False, channel)))
         except StepFailed as failed:
             replies.append(failed)
     return replies
 
 
-def _run(program: Program, timeout: float, shielded: bool, channel: str) -> Effects[Any]:
+def _run(program: Program, steps: Sequence[Op], timeout: float, shielded: bool, channel: str) -> Effects[Any]:
     advance: Any = program.send
     value: Any = None
     sent = False
@@ -87,7 +92,7 @@ def _run(program: Program, timeout: float, shielded: bool, channel: str) -> Effe
             advance = program.send
             asked_at = yield from clock()
             try:
-                reply = yield Call(Command(("etcd", request, channel)), timeout, shielded)
+                reply = yield Call(Command((_name(steps, request), request, channel)), timeout, shielded)
             except StepFailed as failed:
                 if isinstance(request, Watch | Unwatch):
                     value = None  # the watch is lost, which is allowed: nothing may depend on a watch
@@ -103,3 +108,12 @@ def _run(program: Program, timeout: float, shielded: bool, channel: str) -> Effe
         return done.value
     finally:
         program.close()
+
+
+def _name(steps: Sequence[Op], request: Request) -> str:
+    """The steps that a request belongs to, and its kind."""
+    kind = type(request).__name__
+    if isinstance(request, Txn):
+        kind = "Read" if all(isinstance(one, Get) for one in (*request.then, *request.otherwise)) else "Write"
+    names = {step.script if isinstance(step, Step) else str(step.args[0]) for step in steps}
+    return f"{PLAIN} {'+'.join(sorted(names))} {kind}"

@@ -27,14 +27,14 @@ def breaking_config(roles: str = "nno", **bounds: Any) -> Config:
 
     async def visit(site: Site) -> None:
         if role_of(site, roles, newcomer="n") == OPERATOR:
-            await _break(site)
+            await break_hold(site)
         else:
             await take_and_give_back(site)
 
     return config._replace(program=visit, alike=False)
 
 
-async def _break(site: Site) -> None:
+async def break_hold(site: Site) -> None:
     """Break the current hold, once. The operator does not want the lock itself."""
     keys, machine = keys_of(NAME), site.machine
     try:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
-from holdfast.lab.search.state import Config
+from holdfast.lab.search.state import Config, State
 from holdfast.lab.servers.etcd import Etcd
+from holdfast.lab.subjects.latch import LatchView, latch_config
 from holdfast.lab.subjects.pools import rwlock_config, semaphore_config
-from holdfast.lab.subjects.rows import fenced_config
-from holdfast.protocol.intents.layout import is_writer, kind_of, name_of, queue_of, token_of
+from holdfast.lab.subjects.rows import NAME, fenced_config
+from holdfast.protocol.intents.layout import is_writer, kind_of, latch_key, name_of, queue_of, token_of, tombstone_key
 
 # An etcd lease lasts a quarter longer than the ttl, and is a whole number of seconds.
 _LONGER_US: Final = 2_000_000
@@ -68,6 +69,29 @@ def etcd_config(make: Callable[..., Config] = fenced_config, *, permits: int = 1
         newcomer_us=config.newcomer_us + _LONGER_US,
     )
 
+
+class _Latch(LatchView):
+    """A latch on etcd. That it was counted down shows in the tombstones of its tokens."""
+
+    def look(self, model: Any, was: State, state: State) -> Iterator[tuple[int, str, str]]:
+        if was.store != state.store:
+            before, now = (model.server.store(mark).items for mark in (was.store, state.store))
+            for key in now.keys() - before.keys():
+                _, buried, token = key.partition(tombstone_key(NAME, ""))
+                if buried:
+                    yield model.names.index(token[0]), "executed", f"latch_count_down {token} 0 1"
+        yield from super().look(model, was, state)
+
+
+def etcd_latch_config(cast: str, count: int, **bounds: Any) -> Config:
+    view = _Latch(latch_key(NAME))
+    config = latch_config(cast, count, **bounds)
+    return config._replace(
+        new_store=Etcd, key=latch_key(NAME), view=view, looks=view.look, idle_us=700_000, heeds=frozenset()
+    )
+
+
+ETCD_LATCH: Final = ("ShutUntilZero", "NoLostWakeup", "NoOrphan")
 
 # Two clients: a step is several requests, so three clients have more runs than can be explored in a minute.
 SEMAPHORE: Final = partial(etcd_config, semaphore_config, permits=2, clients=2)

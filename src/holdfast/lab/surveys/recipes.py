@@ -26,12 +26,25 @@ from holdfast.lab.invariants.history import BROKEN, HOLDS, UNKNOWN
 from holdfast.lab.invariants.locks import INVARIANTS, MEANING
 from holdfast.lab.report.trace import Cell, Findings
 from holdfast.lab.search.faults import DEFAULT_FAULTS, FAULTS
+from holdfast.lab.subjects.late import LATE_REQUESTS, SUBJECTS
 from holdfast.lab.subjects.primitives import PRIMITIVES
 from holdfast.lab.subjects.rows import ROWS, config_of
 from holdfast.lab.surveys.circles import LOOKS, Look, RowSearch
 from holdfast.lab.surveys.common import CAN_FORK, count_cores, ignore_interrupts, quietly, trace_of, verdict_of
 
-__all__ = ["DEFAULT_FAULTS", "FAULTS", "INVARIANTS", "MEANING", "PRIMITIVES", "ROWS", "Progress", "find", "survey"]
+__all__ = [
+    "DEFAULT_FAULTS",
+    "FAULTS",
+    "INVARIANTS",
+    "LATE_REQUESTS",
+    "MEANING",
+    "PRIMITIVES",
+    "ROWS",
+    "SUBJECTS",
+    "Progress",
+    "find",
+    "survey",
+]
 
 MOST_CLIENTS: Final = 4
 LOOKS_SHARE: Final = 0.85  # of the budget, at most, for looking at all rows; the rest is for exploring them

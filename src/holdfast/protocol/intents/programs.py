@@ -52,6 +52,8 @@ _PROGRAMS: Final[dict[str, Callable[[Session, Any, float], Program]]] = {
     "SCAN": inspecting.scan,
 }
 
+ON_ETCD: Final = frozenset({*_PARTS, *_PROGRAMS})  # the names of steps and commands that have a program
+
 
 def program_of(session: Session, op: Op, now: float) -> Program:
     """The program of one step, or of a command that needs no script on Redis."""
