@@ -21,12 +21,10 @@ CONFORMANCE := tests/conformance tests/rlock/test_semantics.py tests/pools/test_
 	tests/handover/test_semantics.py tests/handover/test_kinds.py tests/cache/test_semantics.py \
 	tests/inspection/test_semantics.py tests/inspection/test_breaking.py
 ENGINES := local resp2 redis7 sentinel sentinel-redis7 cluster cluster-redis7 etcd etcd-minority-dead memcached
-SERVERS := tests/sentinel tests/cluster tests/etcd tests/memcached
 # What depends on the version of a library: its errors, TLS, and what it is asked to do on each engine.
 FLOORS := $(CONFORMANCE) tests/security tests/connections/test_targets.py tests/sentinel/test_tls.py \
 	tests/cluster/test_tls.py tests/etcd/test_secured.py tests/cli/test_operate.py tests/cli/test_printable.py \
 	tests/events/test_metrics.py tests/events/test_otel.py
-
 SERVERS := tests/sentinel tests/cluster tests/etcd tests/memcached tests/hostile/test_fleets.py
 BENCHES := uncontended events keeper crowd memory latch_election market primitives guard stampede
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 import holdfast
 from tests.fleet_cluster import ClusterFleet
+from tests.servers import Server
 
 
 @pytest.fixture(scope="module")
@@ -46,14 +48,42 @@ def test_too_few_replicas_of_one_slot_are_an_outage_and_leave_nothing(connect: A
         pass
 
 
+def test_a_primary_without_replicas_ends_its_leases_and_no_others(connect: Any, replicated: ClusterFleet) -> None:
+    names = [replicated.name_on(primary) for primary in replicated.primaries]
+    face = connect(replicated.url, replicas=1)
+    first, second = (face.lock(name, ttl=3.0).acquire() for name in names)
+    both = face.lock(*(f"{{{name}}}:2" for name in names), ttl=3.0).acquire()
+    time.sleep(5.0)
+    assert both.held
+    assert first.held
+    assert second.held
+    replica = _replica_of(replicated, names[0])
+    replica.pause()
+    try:
+        assert first.lost.wait(20.0)
+        assert both.lost.wait(20.0)
+        time.sleep(3.0)
+        assert second.held, "its renewals did not wait for the other primary"
+    finally:
+        replica.resume()
+    second.release()
+    for lost in (first, both):
+        with pytest.raises(holdfast.LeaseLost, match="confirmed by 1 replica"):
+            lost.release()
+
+
 def _on_replica(fleet: ClusterFleet, name: str) -> Any:
     """The lock of that name, as the replica of its slot has it."""
+    admin = fleet.admin(_replica_of(fleet, name))
+    admin.execute_command("READONLY")
+    return admin.get(name)
+
+
+def _replica_of(fleet: ClusterFleet, name: str) -> Server:
     (replica,) = (
         server
         for server in fleet.servers
         if (said := fleet.admin(server).info("replication"))["role"] == "slave"
         and said["master_port"] == fleet.owner(name).port
     )
-    admin = fleet.admin(replica)
-    admin.execute_command("READONLY")
-    return admin.get(name)
+    return replica

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -113,6 +114,126 @@ def test_other_kinds_are_confirmed(pair: tuple[Server, Server], copy: redis.Redi
             assert copy.keys("rw:*holders*")
         with client.rlock("r") as lease, client.rlock("r"):
             assert as_bytes(copy.get("r") or b"") == lease.token.encode()
+
+
+# Renewals.
+
+
+def follows(primary: Server) -> bool:
+    admin = primary.client()
+    admin.set("written", "x")
+    return bool(admin.wait(1, 1000))
+
+
+@pytest.fixture
+def cut_off(pair: tuple[Server, Server], copy: redis.Redis) -> Iterator[Callable[[], Any]]:
+    """Let the replica take over, while the old primary goes on serving its clients."""
+    yield lambda: copy.replicaof("NO", "ONE")
+    copy.replicaof("127.0.0.1", str(pair[0].port))
+    eventually(lambda: follows(pair[0]), timeout=20.0)
+
+
+def test_a_lease_is_renewed_as_long_as_replicas_confirm_it(
+    connect: Any, pair: tuple[Server, Server], copy: redis.Redis
+) -> None:
+    face = connect(pair[0].url, replicas=1)
+    lease = face.lock("x", ttl=2.0).acquire()
+    several = face.lock("y", "z", ttl=2.0).acquire()
+    time.sleep(5.0)
+    for one in (lease, several):
+        assert one.held
+        one.release()
+
+
+def test_so_are_permits(pair: tuple[Server, Server], copy: redis.Redis) -> None:
+    with holdfast.connect(pair[0].url, replicas=1) as client:
+        leases = [client.semaphore("s", permits=2, ttl=2.0).acquire(), client.rwlock("rw", ttl=2.0).write.acquire()]
+        time.sleep(5.0)
+        for lease in leases:
+            assert lease is not None
+            assert lease.held
+            lease.release()
+
+
+def test_the_holder_at_a_cut_off_primary_is_told_before_another_holds_at_the_new_one(
+    connect: Any, pair: tuple[Server, Server], cut_off: Callable[[], Any]
+) -> None:
+    old, new = connect(pair[0].url, replicas=1), connect(pair[1].url)
+    lease = old.lock("x", ttl=2.0).acquire()
+    time.sleep(1.0)
+    cut_off()
+    ends_at = time.monotonic() + 2.0
+    second = new.lock("x", ttl=30.0).acquire(timeout=20.0)
+    assert second is not None
+    assert not lease.held, "the new primary let another in when the confirmed renewals had ended"
+    assert lease.lost.wait(10.0)
+    assert time.monotonic() < ends_at + 8.0
+    assert second.fence > lease.fence
+    with pytest.raises(holdfast.LeaseLost, match="before it could be renewed and confirmed by 1 replica"):
+        lease.release()
+    second.release()
+
+
+def test_an_extension_counts_once_replicas_have_it(
+    connect: Any, pair: tuple[Server, Server], copy: redis.Redis
+) -> None:
+    lease = connect(pair[0].url, replicas=1, timeout=1.0).lock("x", ttl=10.0).acquire()
+    lease.extend(60.0)
+    assert lease.remaining() > 50.0
+    assert copy.pttl("x") > 50_000
+    pair[1].pause()
+    with pytest.raises(holdfast.Unavailable, match="0 of 1 replicas confirmed the extension within 0.8 s"):
+        lease.extend(600.0)
+    assert 40.0 < lease.remaining() < 70.0, "it lasts as long as before"
+    pair[1].resume()
+    lease.extend(600.0)
+    assert lease.remaining() > 500.0
+    lease.release()
+
+
+def test_a_pass_to_a_longer_ttl_is_confirmed(pair: tuple[Server, Server], copy: redis.Redis) -> None:
+    with holdfast.connect(pair[0].url, replicas=1) as client, ThreadPoolExecutor() as pool:
+        lease = client.lock("x", ttl=5.0).acquire()
+        waiter = pool.submit(client.lock("x", ttl=60.0).acquire)
+        eventually(lambda: client._driver.cohorts.local_queues)
+        lease.release()
+        passed = waiter.result(20.0)
+        assert passed is not None
+        assert passed.token == lease.token, "it was passed on"
+        assert copy.pttl("x") > 50_000
+        passed.release()
+
+
+def test_a_pass_that_is_not_confirmed_goes_to_the_server_instead(
+    pair: tuple[Server, Server], copy: redis.Redis
+) -> None:
+    with holdfast.connect(pair[0].url, replicas=1, timeout=1.0) as client, ThreadPoolExecutor() as pool:
+        lease = client.lock("x", ttl=5.0).acquire()
+        waiter = pool.submit(client.lock("x", ttl=60.0).acquire)
+        eventually(lambda: client._driver.cohorts.local_queues)
+        pair[1].pause()
+        lease.release()
+        with pytest.raises(holdfast.Unavailable, match="0 of 1 replicas confirmed the grant"):
+            waiter.result(20.0)
+
+
+def test_a_loss_is_told_while_replicas_do_not_answer(
+    connect: Any, pair: tuple[Server, Server], copy: redis.Redis
+) -> None:
+    """The keeper does not wait for replicas: it follows up a push at once, not when the next renewal is due."""
+    face = connect(pair[0].url, replicas=1)
+    renewed, deleted = face.lock("x", ttl=9.0).acquire(), face.lock("y", ttl=90.0).acquire()
+    registry = face.client._driver.registry
+    eventually(lambda: registry.renewals >= 2, what="both are tracked")
+    pair[1].pause()
+    eventually(lambda: registry.failed_renewals, timeout=10.0)
+    pair[0].client().delete("y")
+    assert deleted.lost.wait(5.0)
+    pair[1].resume()
+    eventually(lambda: renewed.remaining() > 8.0, timeout=10.0)
+    renewed.release()
+    with pytest.raises(holdfast.LeaseLost, match="expired or was deleted"):
+        deleted.release()
 
 
 def test_an_engine_without_replicas_says_which_has_them() -> None:

@@ -11,16 +11,17 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from functools import partial
 from secrets import token_hex
 from time import time
 from typing import Any, TypeAlias, TypeVar
-from weakref import ref
 
 from holdfast.drivers import clock, forks
 from holdfast.drivers.body import Body
+from holdfast.drivers.futures import Lanes, Shielded, Wakeup
 from holdfast.drivers.observing import Observers
+from holdfast.drivers.running import is_over
 from holdfast.drivers.traces import cut_short
 from holdfast.engines.capabilities import require
 from holdfast.engines.redis.aio.dedicated_connections import DedicatedConnections
@@ -35,7 +36,6 @@ from holdfast.protocol import effects as fx
 from holdfast.protocol.closing import give_back, lose_all
 from holdfast.protocol.hold import Hold
 from holdfast.protocol.keepalive import LeaseRegistry, keep
-from holdfast.protocol.mutex import CLEANUP_WAIT
 from holdfast.protocol.reporting import lost_event
 from holdfast.protocol.wait.cohort import Cohorts
 from holdfast.protocol.wait.notifications import NotificationRouter
@@ -44,81 +44,6 @@ from holdfast.statistics import NodeStatistics
 T = TypeVar("T")
 AnyEngine: TypeAlias = Engine | ClusterEngine | ClusterStandby
 log = logging.getLogger("holdfast")
-
-_LONGEST_TIMER = 86_400.0  # seconds; a longer wait is repeated
-_NEVER = float("inf")
-
-
-class Wakeup:
-    """A wake-up that is kept until the next wait. One task waits at a time."""
-
-    __slots__ = ("_timer", "_waiter", "caller", "woken")
-
-    def __init__(self) -> None:
-        self.woken = False
-        self.caller: Hashable = None
-        self._waiter: asyncio.Future[None] | None = None
-        self._timer: asyncio.TimerHandle | None = None
-
-    def wake(self) -> None:
-        self.woken = True
-        waiter = self._waiter
-        if waiter is None:
-            return
-        loop = waiter.get_loop()
-        if asyncio._get_running_loop() is loop:
-            _wake(waiter)
-        else:  # a dropped lease may be collected in any thread
-            try:
-                loop.call_soon_threadsafe(_wake, waiter)
-            except RuntimeError:
-                pass  # that loop is closed, so no task waits there
-
-    def prewake(self) -> None:
-        """Nothing: a task needs no time to wake up."""
-
-    def clear(self) -> None:
-        self.woken = False
-
-    def wait(self, loop: asyncio.AbstractEventLoop, until: float) -> asyncio.Future[None]:
-        """A future that is done at ``wake``, or at that time of our clock. Call ``rest`` after it."""
-        waiter = self._waiter = asyncio.Future(loop=loop)
-        if (task := asyncio.current_task(loop)) is not None:
-            self.caller = ref(task)
-        if until != _NEVER:
-            self._timer = loop.call_later(min(until - clock.now(), _LONGEST_TIMER), _wake, waiter)
-        return waiter
-
-    def rest(self) -> None:
-        self._waiter = None
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-
-def _wake(waiter: asyncio.Future[None]) -> None:
-    if not waiter.done():
-        waiter.set_result(None)
-
-
-class Shielded(asyncio.Future[Any]):
-    """A reply for which a cancelled task still waits, for CLEANUP_WAIT at most.
-
-    Cancelling a task cancels the future that it awaits. If the future refuses, the task gets CancelledError once the
-    future is done.
-    """
-
-    __slots__ = ("engine",)
-
-    def __init__(self, engine: AnyEngine, loop: asyncio.AbstractEventLoop) -> None:
-        super().__init__(loop=loop)
-        self.engine: AnyEngine | None = engine  # until the first cancel()
-
-    def cancel(self, msg: object = None) -> bool:
-        engine, self.engine = self.engine, None
-        if engine is not None and not self.done():
-            self.get_loop().call_later(CLEANUP_WAIT, engine.expire, self, CLEANUP_WAIT)
-        return False
 
 
 class Driver:
@@ -150,6 +75,7 @@ class Driver:
         self._namespace = namespace
         self._keeper: asyncio.Task[None] | None = None
         self._on_lost_tasks: set[asyncio.Task[Any]] = set()
+        self._beside = Lanes()
         self._closing: asyncio.Task[Any] | None = None  # the task that is closing the client
         self._loop: asyncio.AbstractEventLoop | None = None
         self._at_once: dict[type, Callable[[Any], Any]] = {  # effects that need no waiting
@@ -158,6 +84,7 @@ class Driver:
             fx.DeferCleanup: self._defer_cleanup,
             fx.ShowPresence: self._attend,
             fx.ReportLoss: lambda effect: self._tell(effect.hold),
+            fx.Start: lambda effect: self._beside.start(effect.place, self._run_beside(effect.protocol)),
             fx.Warn: lambda effect: log.warning("%s", effect.message),
             fx.Report: lambda effect: self.observers.report(effect.event),
             fx.CloseConnection: lambda effect: self._dedicated.close(effect.connection),
@@ -241,7 +168,7 @@ class Driver:
                     result: T = done.value
                     return result
                 except BaseException as error:
-                    if fx.is_over(protocol):  # the protocol itself raised it
+                    if is_over(protocol):  # the protocol itself raised it
                         if error.__suppress_context__:
                             error.__context__ = None  # a StepFailed that refers to this error: a cycle
                         raise interrupt or error from (error.__cause__ if interrupt is None else None)
@@ -280,6 +207,12 @@ class Driver:
                 log.exception("renewal loop for %s failed; restarting", self.engine.address)
                 await asyncio.sleep(1.0)
 
+    async def _run_beside(self, protocol: fx.Effects[None]) -> None:
+        try:
+            await self.run(protocol)
+        except Exception:
+            log.exception("a task beside the keeper of %s failed", self.engine.address)
+
     def _tell(self, hold: Hold) -> None:
         self._call_back(hold, hold.observer)
         if self._closing is None or not _is_body_of(hold, self._closing):
@@ -314,6 +247,7 @@ class Driver:
         finally:
             if self._keeper is not None and self._keeper is not me:
                 self._keeper.cancel()
+            self._beside.cancel()
             for hold in list(self.registry.holds.values()):
                 self.cohorts.leave(hold)
             await self.engine.close()
@@ -369,7 +303,7 @@ class Driver:
         self.router.forget()
         self.cohorts.forget()
         self._name_channel()
-        self._keeper = None
+        self._keeper, self._beside = None, Lanes()
 
 
 def _is_body_of(hold: Hold, task: asyncio.Task[Any] | None) -> bool:

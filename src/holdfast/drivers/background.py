@@ -1,7 +1,8 @@
-"""Threads that call functions of the user, so that these functions cannot delay the renewal of leases.
+"""Threads for what takes long, so that it cannot delay the renewal of leases.
 
-A blocking client has two such threads: one calls ``on_lost``, the other calls the hooks of ``on_event`` for what the
-keeper reports. If a hook hangs, holders are still told that they have lost a lease.
+A blocking client has two that call functions of the user: one calls ``on_lost``, the other calls the hooks of
+``on_event`` for what the keeper reports. If a hook hangs, holders are still told that they have lost a lease. With
+``replicas=`` it has one more for each primary, which waits until replicas have confirmed renewals.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import logging
 import queue
 import sys
 import threading
+import time
 from collections.abc import Callable
 
 from holdfast.engines import greenlets
@@ -71,6 +73,37 @@ class Background:
         self._thread = None
         self._tasks = queue.SimpleQueue()
         self._starting = threading.Lock()
+
+
+class Lanes:
+    """Runs functions beside each other, and in each lane one after the other: one thread for each lane."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._lanes: dict[str, Background] = {}
+
+    def run(self, lane: str, task: Task) -> None:
+        """Run a function soon; now, if no thread can be started."""
+        background = self._lanes.get(lane) or self._lanes.setdefault(lane, Background(self._name))
+        try:
+            background.run(task)
+        except RuntimeError as error:
+            if not is_exiting(error):
+                task()
+
+    def close(self, timeout: float) -> None:
+        """Let the threads end, and wait for that."""
+        for background in self._lanes.values():
+            background.close()
+        until = time.monotonic() + timeout
+        for background in self._lanes.values():
+            background.join(max(0.0, until - time.monotonic()))
+
+    def forget(self) -> None:
+        """In a forked child, where the threads do not exist: begin again."""
+        for background in self._lanes.values():
+            background.forget()
+        self._lanes.clear()
 
 
 def is_exiting(error: RuntimeError) -> bool:

@@ -18,8 +18,9 @@ from typing import Any, TypeAlias, TypeVar
 from weakref import ref
 
 from holdfast.drivers import clock, forks
-from holdfast.drivers.background import Background, is_exiting
+from holdfast.drivers.background import Background, Lanes, is_exiting
 from holdfast.drivers.observing import Observers
+from holdfast.drivers.running import is_begun, is_over
 from holdfast.drivers.traces import cut_short
 from holdfast.engines import greenlets
 from holdfast.engines.capabilities import require
@@ -119,6 +120,7 @@ class Driver:
         self._keeper: threading.Thread | None = None
         self._on_lost = Background("holdfast-on-lost")
         self._hooks = Background("holdfast-events", _MOST_EVENTS)
+        self._beside = Lanes("holdfast-replicas")
         self._starting = threading.Lock()
         self._marks: list[greenlets.Mark] = []
         self._log_at = 0.0  # when to log again that leases are not renewed, or hooks are too slow
@@ -142,11 +144,11 @@ class Driver:
             return self._drive(protocol, engine, protocol.send, None)
         except BaseException as error:
             # Ctrl-C between two effects can hit the driver itself; the protocol must still clean up.
-            if fx.is_over(protocol):
+            if is_over(protocol):
                 if isinstance(error, HoldfastError):
                     cut_short(error)
                 raise
-            if not fx.is_begun(protocol):
+            if not is_begun(protocol):
                 protocol.send(None)  # run to its first effect: a generator that has not begun cannot clean up
             return self._drive(protocol, engine, protocol.throw, error)
 
@@ -191,7 +193,7 @@ class Driver:
                     result: T = done.value
                     return result
                 except BaseException as error:
-                    if fx.is_over(protocol):  # the protocol itself raised it
+                    if is_over(protocol):  # the protocol itself raised it
                         if error.__suppress_context__:
                             error.__context__ = None  # a StepFailed that refers to this error: a cycle
                         raise interrupt or error from (error.__cause__ if interrupt is None else None)
@@ -220,6 +222,8 @@ class Driver:
             return self.engine.open_connection(effect.timeout)
         if isinstance(effect, fx.CloseConnection):
             return self.engine.close_connection(effect.connection)
+        if isinstance(effect, fx.Start):
+            return self._beside.run(effect.place, partial(self.run, effect.protocol))
         if isinstance(effect, fx.Warn):
             return log.warning("%s", effect.message)
         if isinstance(effect, fx.Report):
@@ -326,6 +330,7 @@ class Driver:
                 self.cohorts.leave(hold)
             self.engine.close()
             self.shared.close()
+            self._beside.close(max(0.0, until - clock.now()))
             self.router.look_again()  # wake all waiters, so that they see that the client is closed
 
     def nodes(self) -> dict[str, NodeStatistics]:
@@ -358,6 +363,7 @@ class Driver:
         self._keeper = None
         self._on_lost.forget()
         self._hooks.forget()
+        self._beside.forget()
         self._starting = threading.Lock()
 
 

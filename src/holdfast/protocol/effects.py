@@ -14,6 +14,7 @@ What a driver promises:
   ``Interrupted`` again, and the driver raises what the caller expects.
 - ``Wait`` ends at a wake-up or at ``until``. It does not say which, only what time it is then. Wake-ups are hints. One
   caller at a time waits for a Wakeup. A wake-up that comes before the wait is kept until the wait, or until ``clear``.
+- ``Start`` runs another protocol beside this one. A protocol that waits long goes there, so that it delays no other.
 - After ``Listen`` notifications reach this client's ``NotificationRouter``. So does the next write of another client to
   the lock of a step that was sent with ``watch``, if the server supports client tracking.
 - Closing the generator without a throw simulates a crash: no clean-up may run. So protocols catch ``STOPPED``, never
@@ -22,7 +23,6 @@ What a driver promises:
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Generator, Hashable, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar
 
@@ -213,6 +213,13 @@ class ReportLoss(NamedTuple):
     hold: Hold
 
 
+class Start(NamedTuple):
+    """Run that protocol beside this one, after those that were started with the same ``place``. No reply."""
+
+    protocol: Effects[None]
+    place: str
+
+
 class Warn(NamedTuple):
     """Write a warning to the log."""
 
@@ -252,6 +259,7 @@ Effect: TypeAlias = (
     | DeferCleanup
     | ShowPresence
     | ReportLoss
+    | Start
     | Warn
     | Report
     | Attach
@@ -265,16 +273,6 @@ Effects: TypeAlias = Generator[Effect, Any, T]
 _NOW: Final = Now()
 _WALL: Final = Now(wall=True)
 _CALLER: Final = Caller()
-
-
-def is_over(protocol: Effects[Any]) -> bool:
-    """Whether it has ended: an exception that the driver sees was then raised by the protocol, not by an effect."""
-    return getattr(protocol, "gi_frame", None) is None
-
-
-def is_begun(protocol: Effects[Any]) -> bool:
-    """Whether any of its code has run."""
-    return inspect.getgeneratorstate(protocol) != inspect.GEN_CREATED
 
 
 def parsed(step: Step | Command, reply: Any) -> Any:
@@ -303,10 +301,10 @@ def call(step: Step | Command, timeout: float, *, shielded: bool = False) -> Eff
 def call_each(steps: Sequence[Step | Command], timeout: float) -> Effects[list[Any]]:
     """For each step its reply, parsed, or its StepFailed."""
     replies: list[Any] = yield CallEach(steps, timeout)
-    return [_parsed_or_failed(step, reply) for step, reply in zip(steps, replies, strict=True)]
+    return [parsed_or_failed(step, reply) for step, reply in zip(steps, replies, strict=True)]
 
 
-def _parsed_or_failed(step: Step | Command, reply: Any) -> Any:
+def parsed_or_failed(step: Step | Command, reply: Any) -> Any:
     try:
         return reply if isinstance(reply, StepFailed) else parsed(step, reply)
     except StepFailed as failed:
@@ -372,6 +370,10 @@ def show_presence(hold: Hold) -> Effects[None]:
 
 def report_loss(hold: Hold) -> Effects[None]:
     yield ReportLoss(hold)
+
+
+def start(protocol: Effects[None], place: str) -> Effects[None]:
+    yield Start(protocol, place)
 
 
 def warn(message: str) -> Effects[None]:

@@ -75,6 +75,7 @@ class Hold:
     retry_at = 0.0
     fence_kept_at = 0.0  # when the record of its fence was last prolonged; 0: not yet
     failed_renewals = 0  # in a row
+    confirming = False  # a renewal waits for replicas: see replication.py
     passed = False  # another hold of this client has passed it on to this one
     budget = PassBudget()
     successor: Hold | None = None  # to which it was passed
@@ -258,7 +259,7 @@ class Hold:
 
     def prolong(self, ttl: float, asked_at: float) -> None:
         """The server has made it last that long, on a request sent at that time. It never gets shorter."""
-        self.failed_renewals = 0
+        self.failed_renewals, self.confirming = 0, False
         self.lasts_until = max(self.lasts_until, asked_at + ttl - drift(ttl))
         self.deadline = min(self.lasts_until, self.max_hold_ends)
         if not self.outcome_unknown:
@@ -271,6 +272,7 @@ class Hold:
     def fail_to_renew(self, sent: bool, retry_at: float) -> None:
         self.outcome_unknown = self.outcome_unknown or sent
         self.retry_at = self.check_at = retry_at
+        self.confirming = False
         self.failed_renewals += 1
 
     def lose(self, reason: str) -> bool:
@@ -347,7 +349,9 @@ class Hold:
             return f"it was held for its max_hold of {rounded(self.options.max_hold or 0.0)} s"
         if not self.options.renew:
             return f"its ttl of {rounded(self.options.ttl)} s ran out, and it is not renewed (renew=False)"
-        return f"its ttl of {rounded(self.options.ttl)} s ran out before it could be renewed"
+        count = self.options.replicas
+        confirmed = f" and confirmed by {count} replica{'s' * (count > 1)}" if count else ""
+        return f"its ttl of {rounded(self.options.ttl)} s ran out before it could be renewed{confirmed}"
 
     def check(self, now: float, fence: int | None) -> None:
         """Raise LeaseLost, with that fence, unless it is held; NotHeld if it was released."""

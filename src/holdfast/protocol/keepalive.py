@@ -10,7 +10,8 @@ the loss of longer ones is known in milliseconds. The keys of permit pools are w
 monitored in another way: see membership.py.
 
 A round renews together all leases that are due now or soon. So ten thousand leases need a few rounds a second, not
-thousands. A round that fails is tried again until the deadline of each hold. No error ends the keeper.
+thousands. A round that fails is tried again until the deadline of each hold. No error ends the keeper. With
+``replicas=`` a renewal counts once replicas have it: see replication.py.
 
 The keeper also finishes what callers could not. A pending clean-up is a hold that has ended, but whose key may still
 exist. The keeper sends its abandon step until the server confirms it, or until neither the key nor a late request for
@@ -39,6 +40,7 @@ from holdfast.protocol.kinds.membership import (
     check_steps,
     plan_checks,
 )
+from holdfast.protocol.replication import needs_replicas, one_primary, renew_with_replicas, retry_pause
 from holdfast.protocol.replies import DONE, GONE
 from holdfast.protocol.reporting import lateness, lost_event, report_failed_renewal, report_local_waits, report_renewal
 from holdfast.protocol.retry import SHORTEST_CALL
@@ -55,10 +57,6 @@ BATCH: Final = 1000
 SLICE: Final = 0.1  # seconds of other work, before the keeper looks again which leases are due
 
 CLOSED: Final = "its client was closed"
-
-
-def _not_observed() -> bool:
-    return False
 
 
 class PendingCleanup(NamedTuple):
@@ -79,6 +77,7 @@ class LeaseRegistry:
         self.cleanups_from = self._cleanups_by = 0.0  # when to begin, and when at the latest
         self.cleaning = 0  # pending clean-ups that were sent and not answered yet
         self.renewals = self.failed_renewals = 0  # so far
+        self.primary_of: Callable[[str], str] = one_primary  # by key
         self.wakes_at = float("inf")  # when the keeper will look next; infinite while it is not asleep
         # The time for which a new hold last woke the keeper. The keeper wakes up then even if that hold is over, so
         # that not every new short hold has to wake it.
@@ -88,7 +87,7 @@ class LeaseRegistry:
         self.dropped: deque[Hold] = deque()  # holds whose leases were dropped without release, to be reported
         self.local_waits_at = 0.0  # when to look next for long waits in local queues
         self._explained_at = 0.0
-        self.observed: Callable[[], bool] = _not_observed  # whether events of normal operation are wanted
+        self.observed: Callable[[], bool] = bool  # whether events of normal operation are wanted
 
     def may_explain_wait(self, now: float) -> bool:
         """Whether to send requests to explain a long wait: once a second for each client, however many wait."""
@@ -194,9 +193,10 @@ class Round(NamedTuple):
 
 def due_at(hold: Hold) -> float:
     """When the keeper must act: after a third of the ttl, which leaves time for two more tries; at the deadline if the
-    hold is not renewed; sooner if ``check_at`` says so."""
+    hold is not renewed, or a renewal waits for replicas; sooner if ``check_at`` says so."""
     deadline, options = hold.deadline, hold.options
-    when = deadline if not options.renew or deadline >= hold.max_hold_ends else deadline - options.renewed_with
+    stays = not options.renew or hold.confirming or deadline >= hold.max_hold_ends
+    when = deadline if stays else deadline - options.renewed_with
     when = min(when, hold.check_at)
     return when if when > hold.retry_at else hold.retry_at
 
@@ -210,11 +210,6 @@ def asked_for(hold: Hold, now: float) -> float:
     if not hold.options.renew:
         return 0.001
     return min(hold.options.ttl, (hold.max_hold_ends - now) * 1.02 + 0.003)
-
-
-def retry_pause(hold: Hold, now: float) -> float:
-    """After a failed renewal: shorter the less time is left."""
-    return max(0.02, min(1.0, hold.options.ttl / 30, (hold.deadline - now) / 10))
 
 
 def plan(holds: list[Hold], now: float) -> Round:
@@ -293,6 +288,10 @@ def _renew(registry: LeaseRegistry, todo: Round, now: float) -> Effects[None]:
     for start in range(0, len(todo.due), BATCH):
         batch = [hold for hold in todo.due[start : start + BATCH] if hold in registry.holds]
         asked_at = yield from clock()
+        confirmed = {hold: asked_for(hold, asked_at) for hold in batch if needs_replicas(hold, asked_at)}
+        if confirmed:
+            yield from renew_with_replicas(registry, confirmed)
+            batch = [hold for hold in batch if hold not in confirmed]
         ttls = [asked_for(hold, asked_at) for hold in batch]
         for hold in batch:
             hold.check_at = float("inf")
@@ -305,7 +304,7 @@ def _renew(registry: LeaseRegistry, todo: Round, now: float) -> Effects[None]:
         timeout = min(LONGEST_CALL, shortest / 3, max(SHORTEST_CALL, todo.first_deadline - asked_at))
         for hold, ttl in zip(batch, ttls, strict=True):
             hold.ask_to_prolong(ttl, asked_at + timeout)
-        replies = yield from call_each(steps, timeout)
+        replies = (yield from call_each(steps, timeout)) if steps else []
         now = yield from clock()
         lost: list[tuple[Hold, int]] = []
         for hold, ttl, reply in zip(batch, ttls, replies, strict=True):
@@ -319,6 +318,8 @@ def _renew(registry: LeaseRegistry, todo: Round, now: float) -> Effects[None]:
                 yield from report_failed_renewal(hold, now, reply.error)
             elif reply == DONE:
                 registry.renewals += 1
+                if hold.options.replicas:
+                    continue  # it is there, and tracked
                 left, late = hold.remaining(now), lateness(hold, now)
                 hold.prolong(ttl, asked_at)
                 yield from report_renewal(hold, left, late, observed=registry.observed())

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from holdfast.errors import LeaseLost
+from holdfast.errors import HoldfastError, LeaseLost
 from holdfast.lease import BaseLease
 from holdfast.protocol import mutex
 from holdfast.protocol.effects import STOPPED, Effects, StepFailed, call, clock, report_loss, wait
 from holdfast.protocol.hold import ENDED, Hold
 from holdfast.protocol.keepalive import LeaseRegistry
+from holdfast.protocol.replication import confirm_renewal
 from holdfast.protocol.replies import DONE
 from holdfast.protocol.reporting import observe_release
 from holdfast.protocol.wait.cohort import Cohorts, may_inherit, wants_renewal
@@ -61,7 +62,7 @@ def _release_lease(lease: BaseLease, struck: BaseException | None) -> Effects[No
             raise hold.not_held_error()
         successor = cohorts.first_waiter(hold) if cohorts.local_queues else None
         if successor is not None and wants_renewal(successor, hold, now):
-            now = yield from _renew_for(successor, hold, now)
+            now = yield from _renew_for(successor, hold, now, driver)
         if not (
             successor is not None
             and hold.valid(now)
@@ -88,14 +89,16 @@ def _release_lease(lease: BaseLease, struck: BaseException | None) -> Effects[No
                 hold.wake_loss_waiters()
 
 
-def _renew_for(successor: Hold, hold: Hold, now: float) -> Effects[float]:
+def _renew_for(successor: Hold, hold: Hold, now: float, driver: Driver) -> Effects[float]:
     """Renew the hold for the ttl of the successor; returns the time. If that fails, it is released, not passed on."""
     timeout = hold.options.first_try
     hold.ask_to_prolong(successor.options.ttl, now + timeout)
     try:
-        if (yield from call(mutex.renew_step(hold, successor.options.ttl), timeout, shielded=True)) == DONE:
+        if hold.options.replicas:
+            yield from confirm_renewal(hold, successor.options.ttl, driver)
+        elif (yield from call(mutex.renew_step(hold, successor.options.ttl), timeout, shielded=True)) == DONE:
             hold.prolong(successor.options.ttl, now)
-    except StepFailed:
+    except (StepFailed, HoldfastError):
         pass
     return (yield from clock())
 
@@ -105,6 +108,8 @@ def extend_lease(lease: BaseLease, seconds: float) -> Effects[None]:
     if hold.phase is ENDED:
         raise hold.not_held_error()
     yield from mutex.extend(hold, seconds)
+    if hold.options.replicas:
+        yield from confirm_renewal(hold, seconds, lease._driver, "extension")
 
 
 def leave_lease(lease: BaseLease, seconds: float) -> Effects[None]:

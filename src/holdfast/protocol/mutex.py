@@ -321,7 +321,8 @@ def extend(hold: Hold, seconds: float) -> Effects[None]:
         )
     hold.ask_to_prolong(seconds, now + hold.options.timeout)
     asked_at = yield from step_as_holder(hold, renew_step(hold, seconds))
-    hold.prolong(seconds, asked_at)
+    if not hold.options.replicas:  # else it counts once replicas have it: see replication.py
+        hold.prolong(seconds, asked_at)
 
 
 def step_as_holder(hold: Hold, step: Step) -> Effects[float]:

@@ -225,6 +225,8 @@ class Process:
                 if callback is not None:
                     callback()
             return None
+        if isinstance(effect, fx.Start):
+            return world.spawn(effect.protocol, machine)
         if isinstance(effect, fx.Warn):
             return machine.warnings.append(effect.message)
         if isinstance(effect, fx.Report):

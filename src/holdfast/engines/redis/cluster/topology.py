@@ -83,6 +83,7 @@ class Topology(Generic[N]):
         self._channels: dict[int, str] = {}  # by slot
         router.shards = self
         router.crowd.slot_of = slot_of
+        router.registry.primary_of = self.primary_of
         for address in target.seeds:
             self.node_at(address)
         if remembered := _remembered.get(target.seeds):
@@ -95,6 +96,11 @@ class Topology(Generic[N]):
             if self.known:
                 node.trust()
         return node
+
+    def primary_of(self, key: str) -> str:
+        """The address of the node that has this key; empty if none is known."""
+        node = self.owners[slot_of(key)]
+        return "" if node is None else "{}:{}".format(*node.address)
 
     def _remapped(self, address: Address) -> Address:
         return address if self.target.remap is None else self.target.remap(address)
