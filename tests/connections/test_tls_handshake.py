@@ -94,7 +94,8 @@ def test_a_handshake_that_is_cut_leaves_no_socket_open(
         client.close()
 
 
-def test_ctrl_c_in_a_handshake_leaves_no_socket_open(long_to_read: str) -> None:
+@pytest.mark.parametrize("scheme", ["rediss", "etcds"])
+def test_ctrl_c_in_a_handshake_leaves_no_socket_open(certificate: tuple[str, str], scheme: str) -> None:
     code = """
     import gc
     try:
@@ -110,7 +111,7 @@ def test_ctrl_c_in_a_handshake_leaves_no_socket_open(long_to_read: str) -> None:
         arrived.set()
         over.wait(20.0)
 
-    with listening(hang) as port, Script(code, f"rediss://localhost:{port}?ssl_ca_certs={long_to_read}") as script:
+    with listening(hang) as port, Script(code, f"{scheme}://localhost:{port}?ssl_ca_certs={certificate[0]}") as script:
         assert arrived.wait(20.0)
         script.send(signal.SIGINT)
         script.hear("interrupted")

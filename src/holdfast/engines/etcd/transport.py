@@ -18,6 +18,7 @@ import httpcore
 import httpx
 
 from holdfast.engines.etcd.target import EtcdTarget
+from holdfast.engines.handshake import close_sockets_of
 from holdfast.engines.redis.protocol import LONGEST_REPLY
 
 _MOMENT: Final = 0.001  # seconds
@@ -92,7 +93,11 @@ class _Stream(httpcore.NetworkStream):
         self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, timeout: float | None = None
     ) -> httpcore.NetworkStream:
         left = _left(timeout, httpcore.ConnectTimeout)
-        return _Stream(self._inner.start_tls(ssl_context, server_hostname, left))
+        try:
+            return _Stream(self._inner.start_tls(ssl_context, server_hostname, left))
+        except BaseException as error:
+            close_sockets_of(error)
+            raise
 
     def get_extra_info(self, info: str) -> Any:
         return self._inner.get_extra_info(info)

@@ -29,7 +29,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import redis.exceptions
 
-from holdfast.engines.redis import handshake
+from holdfast.engines import handshake
 from holdfast.engines.redis.failures import why_no_connection
 from holdfast.errors import Unavailable, rounded
 from holdfast.protocol.primary import ASK_AGAIN, BEHIND, DOWN, FOLLOW, Choice, Endpoint, Sighting, choose

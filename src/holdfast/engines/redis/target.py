@@ -18,11 +18,10 @@ from functools import lru_cache
 from types import ModuleType
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from holdfast.engines import greenlets
+from holdfast.engines import greenlets, handshake
 from holdfast.engines.capabilities import require
 from holdfast.engines.local.server import ensure
 from holdfast.engines.others import resolve_other
-from holdfast.engines.redis import handshake
 from holdfast.engines.redis.sentinel import Node, Sentinels
 from holdfast.engines.redis.settings import check_settings, cleaned, keep_alive, read_url
 from holdfast.errors import InvalidConfig, LocalOnlyWarning, Unavailable
