@@ -349,6 +349,25 @@ print([(warning.category.__name__, warning.filename) for warning in caught])
     assert done.stdout.strip() == str([("LocalOnlyWarning", str(place))]), done.stderr
 
 
+def test_local_only_warning_needs_no_caller_outside_the_library(tmp_path: Path) -> None:
+    """In a greenlet, or in a thread of ``_thread``, connect itself may be the first frame."""
+    code = """
+import _thread, os, sys, time, warnings
+import holdfast
+def show(message, category, *_):
+    os.write(1, category.__name__.encode())
+    os._exit(0)
+warnings.showwarning = show
+warnings.simplefilter("always")
+sys.unraisablehook = lambda failed: os._exit(1)
+_thread.start_new_thread(holdfast.connect, ())
+time.sleep(60)
+"""
+    environment = {"PYTHONPATH": ":".join(path for path in sys.path if path), "PATH": "/usr/bin:/bin"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, check=False, timeout=60)
+    assert done.stdout == b"LocalOnlyWarning"
+
+
 def test_naming_a_server_or_local_silences_the_warning(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOLDFAST_URL", url)
     with warnings.catch_warnings():

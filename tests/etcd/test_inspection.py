@@ -102,6 +102,16 @@ def test_a_fence_floor_is_in_what_is_shown_and_broken(fleet: EtcdFleet) -> None:
             lease.release()
 
 
+def test_an_intent_of_another_kind_is_neither_a_holder_nor_a_waiter(fleet: EtcdFleet, client: holdfast.Client) -> None:
+    """A client that takes the name for a lock of another kind writes an intent, and removes it when it is refused."""
+    with client.semaphore("k", 2) as permit:
+        put(fleet, "k:hf1:intent:lock:by-hand", "{}")
+        info = client.inspect("k")
+        assert info is not None
+        assert [holder.fence for holder in info.holders] == [permit.fence]
+        assert info.waiters == ()
+
+
 def test_a_break_succeeds_although_etcd_has_lost_the_lease_of_its_tombstones(
     fleet: EtcdFleet, client: holdfast.Client, other: holdfast.Client
 ) -> None:

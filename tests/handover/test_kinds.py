@@ -219,6 +219,9 @@ def test_a_permit_keeps_its_slot(play: Any) -> None:
         assert taken.fence > max(lease.fence for lease in leases)
         assert "theirs" in taken.token
         assert 5 < taken.remaining() <= 7
+        with pytest.raises(holdfast.NotAcquired, match="adopted already") as refused:
+            await giver.adopt(ticket)
+        assert "another holder" not in str(refused.value), "a permit may have others beside it"
         assert await theirs.acquire(blocking=False) is None
         ticket = await taken.hand_over()
         taken = await taker.adopt(ticket)

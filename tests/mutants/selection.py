@@ -66,7 +66,7 @@ _FEATURES: Final = (
     ("pool|permit|semaphore|rwlock|membership", ("tests/pools",)),
     ("fence", ("tests/fences",)),
     ("replication", ("tests/drivers/test_replicas.py",)),
-    ("lock/|mutex|steps|grant|queue|abandon", ("tests/contention", "tests/leases", "tests/outages")),
+    ("lock/|mutex|steps|grant|queue|abandon", ("tests/contention", "tests/leases", "tests/outages", "tests/events")),
     ("redis/(aio|blocking|channels|failures|protocol|scanning)", ("tests/engines/redis", "tests/outages")),
     ("redis/(target|settings)|others|capabilities", ("tests/connections", "tests/errors", "tests/clients")),
     ("greenlets", ("tests/drivers",)),
@@ -85,10 +85,10 @@ def runs_for(mutant: Mutant) -> Iterator[Run]:
         yield Run((f"tests/{engine}",), processes=2)
         yield Run(_conformance(_GENERAL, near), engine, processes=2)
         return
+    if engine in {"sentinel", "cluster"}:
+        yield Run((f"tests/{engine}",))
     yield Run(_in_order([*near, *_GENERAL]))
     if engine:
-        if engine in {"sentinel", "cluster"}:
-            yield Run((f"tests/{engine}",), processes=2)
         yield Run(CONFORMANCE, engine, processes=2)
     yield Run(("tests",), processes=3)
 

@@ -42,6 +42,7 @@ def test_nothing_is_left_of_a_closed_client(connect: Any, url: str, admin: redis
     assert connections_of(admin) > before
     face.client.close() if connect.kind == "blocking" else face._call(face.client.aclose())
     eventually(lambda: connections_of(admin) == before)
+    assert [(node.connections, node.idle) for node in face.client.statistics().nodes.values()] == [(0, 0)]
 
 
 def test_links_are_made_with_the_settings_of_the_user(connect: Any) -> None:
