@@ -90,6 +90,30 @@ def test_a_break_without_a_fault_passes_the_lock_on_at_once() -> None:
     check(play)
 
 
+def test_a_waiter_whose_process_has_ended_is_shown_no_more() -> None:
+    play = Play()
+    holds, waits, operator = (play.client(name) for name in ("holds", "waits", "operator"))
+    play.start(holds, play.cycle(holds, hold=10.0))
+    play.run(0.1)
+    play.start(waits, play.cycle(waits))
+    seen: list[int] = []
+
+    async def look() -> None:
+        info = await operator.inspect("a")
+        assert info is not None
+        seen.append(len(info.waiters))
+
+    play.run(0.6)
+    play.start(operator, look())
+    play.run(0.1)
+    play.machines[1].crash()
+    play.run(1.5)
+    assert b"a:hf1:queue:{a}" in play.world.store.values, "no step has removed it since"
+    play.start(operator, look())
+    play.run(0.1)
+    assert seen == [1, 0]
+
+
 def test_a_break_of_a_computation_wakes_its_waiters_at_once() -> None:
     """Without the notification they would look again, too, but only after half a second."""
     play = Play()

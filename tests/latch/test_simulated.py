@@ -69,6 +69,20 @@ def test_nothing_goes_wrong() -> None:
     assert len(looks) == 2 * 3, "each machine looks, listens and looks again, and looks when it was rung"
 
 
+def test_a_waiter_that_stays_removes_those_whose_process_has_ended() -> None:
+    play = Latches()
+    clients = [play.client(f"w{number}") for number in range(3)]
+    for client in clients:
+        play.start(client, play.waits(client, 40))
+    play.run(0.1)
+    waiting = play.world.store.values[b"a:hf1:latch:waiters:{a}"]
+    assert len(waiting) == 3
+    for machine in play.machines[:2]:
+        machine.crash()
+    play.run(3.0)
+    assert len(play.world.store.values[b"a:hf1:latch:waiters:{a}"]) == 1
+
+
 @pytest.mark.parametrize("fault", [{"lost": True}, {"reply_lost": True}, {"reply_late_us": 400_000}], ids=str)
 @pytest.mark.parametrize("number", MESSAGES)
 def test_a_lost_message_is_sent_again_and_counted_once(number: int, fault: dict[str, Any]) -> None:
