@@ -36,12 +36,14 @@ PERMITS = 2
 CLIENT_TIMEOUT = 2.0
 NAMES = ("a", "b", "r", "w", "s", "e", "h")
 BURST_NAMES = ("c", "d")
+LONG_NAME = "l"
 TTLS = (1.0, 1.0, 2.0, 4.0)
 WAITS = (0.0, 0.3, 2.5, 2.5, 4.0)
 LOOK_EVERY = 0.01
 HANDED_TTL = 2.0
 CACHE_TTL = 0.5
 BURST = 20
+LONG = 8.0  # longer than a failover takes
 LATCH_COUNT = 2
 FORKED_FOR = 3.0  # seconds for which a forked child works
 
@@ -57,7 +59,7 @@ class Lane:
         self._kinds: list[Callable[[], Any]] = [
             *(self.lock, self.lock, self.several, self.rlock, self.reader, self.reader, self.writer),
             *(self.semaphore, self.semaphore, self.election, self.latch),
-            *(self.giver, self.giver, self.adopter, self.adopter, self.own, self.burst, self.burst),
+            *(self.giver, self.giver, self.adopter, self.adopter, self.own, self.burst, self.burst, self.long),
             *([self.cache] if worker.offers("get_or_compute") else []),
         ]
 
@@ -103,8 +105,10 @@ class Lane:
         finally:
             self._note("return", id=number, error=error)
 
-    async def _acquire(self, lock: Any, kind: str, names: tuple[str, ...], ttl: float) -> tuple[Any, int] | None:
-        wait, asked = self._dice.choice(WAITS), monotonic()
+    async def _acquire(
+        self, lock: Any, kind: str, names: tuple[str, ...], ttl: float, *, waits: tuple[float, ...] = WAITS
+    ) -> tuple[Any, int] | None:
+        wait, asked = self._dice.choice(waits), monotonic()
         # With wait=0 the client's timeout is the bound.
         bound = wait or CLIENT_TIMEOUT
         lease = await self._call("acquire", bound, lock.acquire, timeout=wait, names=names, wait=wait)
@@ -173,6 +177,16 @@ class Lane:
             lease, hold = held
             await self._look(lease, hold, 0.0)
             await self._call("release", CLIENT_TIMEOUT, lease.release, names=(name,))
+
+    async def long(self) -> None:
+        """A hold that is renewed again and again, through failovers too."""
+        terms, names = self._options(), (LONG_NAME,)
+        lock = self._worker.client.lock(LONG_NAME, **terms)
+        held = await self._acquire(lock, "lock", names, terms["ttl"], waits=WAITS[:2])
+        if held is not None:
+            lease, hold = held
+            await self._look(lease, hold, LONG)
+            await self._call("release", CLIENT_TIMEOUT, lease.release, names=names)
 
     async def several(self) -> None:
         terms, names = self._options(), tuple(self._dice.sample("ab", 2))

@@ -14,6 +14,7 @@ import time
 from base64 import b64decode
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from time import monotonic
 from typing import Any, ClassVar
 
 import httpx
@@ -67,6 +68,7 @@ class EtcdGround(Ground):
         return self.routes.setdefault(place, Route(f"etcd://{hosts}", proxies))
 
     def tokens(self) -> Iterator[tuple[str, bytes]]:
+        self._revive()
         for key, item in self._admin.range("").items():
             value = b64decode(item.get("value", ""))
             if ":hf1:intent:latch:" not in key and ":hf1:intent:" in key:
@@ -84,7 +86,18 @@ class EtcdGround(Ground):
 
     def _await_all(self) -> None:
         for member in self._fleet.members:
+            with contextlib.suppress(RuntimeError):  # it has just ended by itself
+                self._fleet.await_ready(member)
+            self._revive()
             self._fleet.await_ready(member)
+
+    def _revive(self) -> None:
+        """Start a member again that has ended by itself. etcd 3.5.1 panics if a client leaves during a read-only
+        transaction (https://github.com/etcd-io/etcd/issues/14110)."""
+        for member in self._fleet.members:
+            if words := member.last_words():
+                self.note("fault", name="member ended by itself", begun=monotonic(), target=member.name, words=words)
+                self._fleet.restart(member)
 
     def _stall_peer_links(self, fault: Fault) -> None:
         """What this member says to the others, such as a request that it passes on to the leader, arrives late."""
@@ -148,6 +161,7 @@ class EtcdGround(Ground):
                 return
 
     def _make_room(self) -> bool:
+        self._revive()
         try:
             self._admin.delete("filling ")
             revision = self._fleet.ask("/v3/kv/range", {"key": coded("ready")})["header"]["revision"]

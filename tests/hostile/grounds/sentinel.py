@@ -6,8 +6,8 @@ be cut off from the rest of the fleet and from some workers.
 What docs/engines.md declares. A failover can lose what was granted or renewed in the last moments; the first holder is
 told at its next renewal. A client asks a Sentinel again every second, and until then may follow the one that it knows.
 An old primary that is cut off, with clients that reach it and no Sentinel, grants locks to them until it is demoted.
-With ``replicas=``, and if every replica must confirm, none of this is declared: a grant and a renewal count once all
-that could take over have it.
+With ``replicas=1`` no replica confirms what a primary that is cut off grants or renews, so that is not declared. The
+replica that takes over may still be the one that had not received a grant.
 """
 
 from __future__ import annotations
@@ -39,9 +39,8 @@ class SentinelGround(Ground):
     name = "sentinel"
     title = "Sentinel, two replicas"
     engine = "sentinel"
-    replicas = 2
     options = ""
-    declares_lost_grants = True
+    follows_cut_off = True  # whether an old primary that is cut off may have holders of its own
     faults: ClassVar[Mapping[str, FaultKind]] = {
         **WORKER_FAULTS,
         **STALL,
@@ -56,7 +55,7 @@ class SentinelGround(Ground):
     def __init__(self, note: Callable[..., None]) -> None:
         super().__init__(note)
         self._inner: dict[int, Proxy] = {}  # by the port of the server: how the fleet reaches it
-        self._fleet = SentinelFleet(front=self._front, replicas=self.replicas, patience_ms=PATIENCE_MS)
+        self._fleet = SentinelFleet(front=self._front, patience_ms=PATIENCE_MS)
         self._sentinels = [redis.Redis(port=sentinel.port, socket_timeout=1.0) for sentinel in self._fleet.sentinels]
         self._primary = self._fleet.primary
         self._settled_at = monotonic()
@@ -128,7 +127,7 @@ class SentinelGround(Ground):
         return {}
 
     def _lost_grants(self, until: float) -> Noted:
-        return {"displaces": ["*"], "until": until} if self.declares_lost_grants else {}
+        return {"displaces": ["*"], "until": until}
 
     def strike(self, fault: Fault) -> Noted:
         with self.busy:  # what the Sentinels have done by themselves meanwhile is no part of this fault
@@ -226,20 +225,16 @@ class SentinelGround(Ground):
             for proxy in cut:
                 proxy.resume()
         self._settle()
-        if self.declares_lost_grants:  # the old primary granted locks until it was demoted, to its own side
+        if self.follows_cut_off:  # the old primary granted locks until it was demoted, to its own side
             noted = {"name": "cut off primary: inside", "begun": begun, "target": "", "places": inside}
             self.note("fault", **{**noted, **self._lost_grants(until=monotonic())})
         return self._lost_grants(until=switched + RECHECK)
 
 
 class ConfirmedGround(SentinelGround):
-    """The only replica confirms each grant, so the server that takes over has all of them."""
+    """A grant counts once a replica has it."""
 
     name = "sentinel-confirmed"
-    title = "Sentinel, one replica, `replicas=1`"
-    replicas = 1
+    title = "Sentinel, two replicas, `replicas=1`"
     options = "?replicas=1"
-    declares_lost_grants = False
-    faults: ClassVar[Mapping[str, FaultKind]] = {
-        name: kind for name, kind in SentinelGround.faults.items() if name not in ("hung replica", "resumed primary")
-    }
+    follows_cut_off = False
