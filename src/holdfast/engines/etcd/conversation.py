@@ -26,7 +26,8 @@ from holdfast.engines.etcd.target import EtcdTarget
 from holdfast.engines.etcd.transport import Deadline
 from holdfast.errors import Unavailable
 from holdfast.protocol.effects import StepFailed
-from holdfast.protocol.intents.requests import Answer, Get, LeaseGone, Program, Request, Txn, Unwatch, Watch
+from holdfast.protocol.intents.refusals import SPACE_EXCEEDED
+from holdfast.protocol.intents.requests import TOLD, Answer, LeaseGone, NoSpace, Program, Request, Txn, Unwatch, Watch
 
 _OK: Final = 200
 _LEAST: Final = 0.01  # seconds that the last request of a program gets at least
@@ -152,10 +153,13 @@ def converse(program: Program, members: Members, timeout: float, now: Callable[[
                 result = yield from _exchange(request, members, patience)
                 value = Answer(asked_at, result)
                 sent = True
-            except LeaseGone as gone:
-                advance, value = program.throw, gone
+            except TOLD as told:
+                advance, value = program.throw, told
+                sent = sent or isinstance(told, NoSpace)
     except StopIteration as done:
         return done.value
+    except NoSpace as full:
+        raise full.failed from None
     except StepFailed as failed:
         failed.sent = failed.sent or sent
         raise failed.with_traceback(None) from failed.__cause__  # the frames below refer to it: break the cycle
@@ -181,6 +185,8 @@ def _exchange(request: Any, members: Members, patience: Patience) -> Any:
     failed = failures.refusal(status, message, where)
     if message:
         members.ever_answered = True
+    if SPACE_EXCEEDED in message:
+        raise NoSpace(failed)
     if failed.retry:
         members.leave(members.url)
     raise failed
@@ -258,4 +264,4 @@ def _causes(failed: StepFailed) -> dict[str, str]:
 
 def _is_repeatable(request: Any) -> bool:
     """Whether a request may be sent again after silence. If a lease was granted twice, the first one just expires."""
-    return type(request) is not Txn or all(type(each) is Get for each in (*request.then, *request.otherwise))
+    return type(request) is not Txn or not request.changes

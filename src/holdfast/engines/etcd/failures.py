@@ -12,34 +12,13 @@ from holdfast.engines.etcd.transport import ReplyTooLong
 from holdfast.engines.redis.protocol import LONGEST_REPLY
 from holdfast.errors import HoldfastError, Unavailable, printable, rounded
 from holdfast.protocol.effects import StepFailed
+from holdfast.protocol.intents.refusals import known_refusal
 
 LEASE_UNKNOWN: Final = "requested lease not found"
 _LONGEST_MESSAGE: Final = 2**16  # bytes of an error reply
 _ENDED: Final = ("disconnected", "closed connection")  # in the text of a protocol error: the server closed too early
 _NO_REPLY: Final = "it sent something that is no reply of etcd"
 _TOKEN: Final = ("invalid auth token", "revision of auth store is old")
-_CREDENTIALS: Final = "Check user and password in the URL: etcd://user:password@host"
-# Part of the message, what it means, what to do, whether it goes away, whether the request may have taken effect.
-_REFUSALS: Final = (
-    ("no leader", "its cluster has no leader", "A majority of the members must be up and connected", True, False),
-    ("leader changed", "its cluster has just changed its leader", "Try again in a moment", True, True),
-    ("request timed out", "its cluster did not agree in time", "A majority of the members must be up", True, True),
-    ("too many requests", "it is overloaded", "Try again in a moment, or with fewer clients", True, False),
-    ("space exceeded", "its database is full", "Compact and defragment it, then clear the alarm NOSPACE", True, False),
-    ("server stopped", "it is being stopped", "Try again in a moment", True, True),
-    ("not capable", "it is starting", "Try again in a moment", True, False),
-    ("learner", "it is a learner and serves no requests", "Name the voting members in the URL", False, False),
-    ("user name is empty", "it wants a user and a password", _CREDENTIALS, False, False),
-    ("authentication failed", "it refused the user or the password", _CREDENTIALS, False, False),
-    ("authentication is not enabled", "it has no users", "Leave user and password out of the URL", False, False),
-    (
-        "permission denied",
-        "this user may not do that",
-        "See docs/etcd.md for the permissions that are needed",
-        False,
-        False,
-    ),
-)
 
 
 def message_of(answer: bytes | bytearray) -> str:
@@ -61,9 +40,8 @@ def is_stale_token(message: str) -> bool:
 
 def refusal(status: int, message: str, address: str) -> StepFailed:
     """The StepFailed for an error reply."""
-    for part, what, advice, passes, unknown in _REFUSALS:
-        if part in message:
-            return _failed(Unavailable({address: what}, advice), None, sent=unknown, retry=passes)
+    if (known := known_refusal(message, address)) is not None:
+        return known
     text = printable(message.removeprefix("etcdserver: "))[:80]
     if not text:
         error = Unavailable({address: f"it answered with HTTP status {status}"}, _NO_ETCD)

@@ -12,6 +12,7 @@ from base64 import b64decode, b64encode
 from typing import Any, Final
 
 from holdfast.protocol.intents.requests import (
+    Compare,
     Created,
     Delete,
     Found,
@@ -21,6 +22,7 @@ from holdfast.protocol.intents.requests import (
     KeepLease,
     LeaseLife,
     Modified,
+    Older,
     Operation,
     Put,
     ReadLease,
@@ -30,7 +32,6 @@ from holdfast.protocol.intents.requests import (
 )
 
 TXN: Final = "/v3/kv/txn"
-DELETE: Final = "/v3/kv/deleterange"
 GRANT: Final = "/v3/lease/grant"
 KEEP: Final = "/v3/lease/keepalive"
 TIME_TO_LIVE: Final = "/v3/lease/timetolive"
@@ -73,14 +74,7 @@ def _number(value: Any) -> int:
 def write(request: Txn | GrantLease | KeepLease | ReadLease) -> tuple[str, bytes]:
     """The path and the body of a request."""
     if type(request) is Txn:
-        if _is_delete(request):
-            return DELETE, body({"key": _coded(request.then[0].key)})
-        content: dict[str, Any] = {"success": [_operation(each) for each in request.then]}
-        if request.compares:
-            content["compare"] = [_compare(each) for each in request.compares]
-        if request.otherwise:
-            content["failure"] = [_operation(each) for each in request.otherwise]
-        return TXN, body(content)
+        return TXN, body(_txn(request))
     if type(request) is GrantLease:
         return GRANT, body({"TTL": str(request.seconds)})
     if type(request) is ReadLease:
@@ -89,22 +83,30 @@ def write(request: Txn | GrantLease | KeepLease | ReadLease) -> tuple[str, bytes
     return KEEP, body({"ID": str(request.lease)})
 
 
-def _is_delete(txn: Txn) -> bool:
-    """Whether a transaction only deletes one key: a release, which costs less as a plain request (benchmarks.etcd)."""
-    return not txn.compares and len(txn.then) == 1 and type(txn.then[0]) is Delete
+def _txn(txn: Txn) -> dict[str, Any]:
+    content: dict[str, Any] = {"success": [_operation(each) for each in txn.then]}
+    if txn.compares:
+        content["compare"] = [_compare(each) for each in txn.compares]
+    if txn.otherwise:
+        content["failure"] = [_operation(each) for each in txn.otherwise]
+    return content
 
 
-def _compare(compare: Created | Modified) -> dict[str, Any]:
+def _compare(compare: Compare) -> dict[str, Any]:
     if type(compare) is Modified:
         return {"target": "MOD", "key": _coded(compare.key), "mod_revision": str(compare.revision)}
-    assert type(compare) is Created
+    assert type(compare) is Created or type(compare) is Older
     content = {"target": "CREATE", "key": _coded(compare.key), "create_revision": str(compare.revision)}
+    if type(compare) is Older:
+        content["result"] = "LESS"
     if compare.end:
         content["range_end"] = _coded(compare.end)
     return content
 
 
 def _operation(operation: Operation) -> dict[str, Any]:
+    if isinstance(operation, Txn):
+        return {"request_txn": _txn(operation)}
     key = _coded(operation.key)
     if type(operation) is Put:
         content: dict[str, Any] = {"key": key, "value": _coded(operation.value)}
@@ -136,16 +138,7 @@ def read(request: Txn | GrantLease | KeepLease | ReadLease, answer: bytes | byte
     try:
         content = json.loads(answer)
         if type(request) is Txn:
-            revision = _number(content["header"]["revision"])
-            if _is_delete(request):
-                return TxnResult(True, revision, (_number(content.get("deleted", 0)),))
-            succeeded = bool(content.get("succeeded", False))
-            operations = request.then if succeeded else request.otherwise
-            answers = content.get("responses", [])
-            if len(answers) != len(operations):
-                raise Unreadable
-            results = tuple(_result(one, each) for one, each in zip(operations, answers, strict=True))
-            return TxnResult(succeeded, revision, results)
+            return _txn_result(request, content, _number(content["header"]["revision"]))
         life = content["result"] if type(request) is KeepLease else content
         lease = LeaseLife(_number(life.get("ID", 0)), max(0, _number(life.get("TTL", 0))))
     except _UNLIKE_ETCD:
@@ -166,9 +159,21 @@ def read_token(answer: bytes | bytearray) -> str:
     raise Unreadable
 
 
-def _result(operation: Operation, answer: dict[str, Any]) -> Any:
+def _txn_result(txn: Txn, content: dict[str, Any], revision: int) -> TxnResult:
+    succeeded = bool(content.get("succeeded", False))
+    operations = txn.then if succeeded else txn.otherwise
+    answers = content.get("responses", [])
+    if len(answers) != len(operations):
+        raise Unreadable
+    results = tuple(_result(one, each, revision) for one, each in zip(operations, answers, strict=True))
+    return TxnResult(succeeded, revision, results)
+
+
+def _result(operation: Operation, answer: dict[str, Any], revision: int) -> Any:
     if type(operation) is Put:
         return None
+    if type(operation) is Txn:
+        return _txn_result(operation, answer["response_txn"], revision)
     if type(operation) is Delete:
         return _number(answer["response_delete_range"].get("deleted", 0))
     content = answer["response_range"]

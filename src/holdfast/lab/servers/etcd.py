@@ -16,12 +16,13 @@ What matters for a lock on etcd:
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from holdfast.lab.servers.store import START_US
 from holdfast.protocol.intents.requests import (
+    Compare,
     Created,
     Delete,
     Found,
@@ -30,7 +31,7 @@ from holdfast.protocol.intents.requests import (
     Item,
     KeepLease,
     LeaseLife,
-    Modified,
+    Older,
     Operation,
     Put,
     ReadLease,
@@ -50,8 +51,31 @@ class Reply:
     result: Any
 
 
+@dataclass(frozen=True)
+class Refused:
+    """An error reply of etcd to a request that it has executed."""
+
+    message: str = "etcdserver: mvcc: database space exceeded"
+
+
+class _Decided(NamedTuple):
+    """A transaction whose compares, also those of transactions within it, were decided before anything is done."""
+
+    succeeded: bool
+    operations: tuple[Operation | _Decided, ...]
+
+    def puts(self) -> Iterator[Put]:
+        for one in self.operations:
+            if type(one) is _Decided:
+                yield from one.puts()
+            elif type(one) is Put:
+                yield one
+
+
 class Etcd:
     """One cluster of etcd. All its members always agree."""
+
+    refusal = Refused()  # its answer to a request that it executes, and then refuses
 
     def __init__(self, now_us: int = START_US) -> None:
         self._now_us = now_us
@@ -119,18 +143,25 @@ class Etcd:
         return self._txn(request)
 
     def _txn(self, txn: Txn) -> Any:
+        decided = self._decide(txn)
+        if any(put.lease and put.lease not in self.leases for put in decided.puts()):
+            return LEASE_UNKNOWN
+        changed = set[str]()
+        done: TxnResult = self._perform(decided, self.revision + 1, changed)
+        if changed:
+            self.revision += 1
+            self._tell(changed)
+        return done._replace(revision=self.revision)
+
+    def _decide(self, txn: Txn) -> _Decided:
         succeeded = all(map(self._holds, txn.compares))
         operations = txn.then if succeeded else txn.otherwise
-        if any(type(one) is Put and one.lease and one.lease not in self.leases for one in operations):
-            return LEASE_UNKNOWN
-        revision, changed = self.revision + 1, set[str]()
-        results = tuple(self._perform(operation, revision, changed) for operation in operations)
-        if changed:
-            self.revision = revision
-            self._tell(changed)
-        return TxnResult(succeeded, self.revision, results)
+        return _Decided(succeeded, tuple(self._decide(one) if type(one) is Txn else one for one in operations))
 
-    def _holds(self, compare: Created | Modified) -> bool:
+    def _holds(self, compare: Compare) -> bool:
+        if type(compare) is Older:
+            found = [item for key, item in self.items.items() if compare.key <= key < compare.end]
+            return all(item.created < compare.revision for item in found)
         if type(compare) is Created and compare.end:
             found = [item for key, item in self.items.items() if compare.key <= key < compare.end]
             return all(item.created == compare.revision for item in found)
@@ -139,7 +170,7 @@ class Etcd:
             return compare.revision == 0
         return compare.revision == (item.created if type(compare) is Created else item.modified)
 
-    def _perform(self, operation: Operation, revision: int, changed: set[str]) -> Any:
+    def _perform(self, operation: Operation | _Decided, revision: int, changed: set[str]) -> Any:
         if type(operation) is Put:
             old = self.items.get(operation.key)
             created = revision if old is None else old.created
@@ -151,6 +182,9 @@ class Etcd:
             if there is not None:
                 changed.add(operation.key)
             return int(there is not None)
+        if type(operation) is _Decided:
+            results = tuple(self._perform(one, revision, changed) for one in operation.operations)
+            return TxnResult(operation.succeeded, revision, results)
         assert type(operation) is Get
         if not operation.end:
             return Found(*((self.items[operation.key],), 1) if operation.key in self.items else ((), 0))

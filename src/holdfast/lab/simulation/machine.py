@@ -20,13 +20,13 @@ from holdfast.lab.simulation.wakeup import Wakeup
 from holdfast.protocol import effects as fx
 from holdfast.protocol.closing import give_back, lose_all
 from holdfast.protocol.hold import Hold
-from holdfast.protocol.intents.session import Session
 from holdfast.protocol.keepalive import LeaseRegistry, keep
 from holdfast.protocol.wait.cohort import Cohorts
 from holdfast.protocol.wait.notifications import NotificationRouter
 from holdfast.statistics import NodeStatistics
 
 if TYPE_CHECKING:
+    from holdfast.lab.simulation.programs import LabSession
     from holdfast.lab.simulation.world import World
 
 LISTENER_PAUSE_US = 50_000
@@ -58,7 +58,7 @@ class Machine:
         self.router.channel = f"bell:{self.name}"
         self.cohorts = Cohorts(Wakeup)
         self.keeper: Process | None = None
-        self.session: Session | None = None  # of a client of etcd, whose steps are programs
+        self.session: LabSession | None = None  # of a client of etcd, whose steps are programs
 
     def now(self) -> float:
         return self.world.now_us / 1e6

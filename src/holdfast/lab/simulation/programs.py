@@ -10,10 +10,22 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from holdfast.lab.servers.etcd import LEASE_UNKNOWN
+from holdfast.lab.servers.etcd import LEASE_UNKNOWN, Refused
 from holdfast.protocol.effects import Call, CallEach, Command, Effects, Step, StepFailed, clock
 from holdfast.protocol.intents.programs import can_join, joint_program, program_of
-from holdfast.protocol.intents.requests import Answer, Get, LeaseGone, Op, Program, Request, Txn, Unwatch, Watch
+from holdfast.protocol.intents.refusals import known_refusal
+from holdfast.protocol.intents.requests import (
+    Answer,
+    Get,
+    LeaseGone,
+    NoSpace,
+    Op,
+    Program,
+    Request,
+    Txn,
+    Unwatch,
+    Watch,
+)
 from holdfast.protocol.intents.session import Session
 
 if TYPE_CHECKING:
@@ -22,14 +34,22 @@ if TYPE_CHECKING:
 PLAIN: Final = "etcd"  # the first word of a command that is a request of etcd already
 
 
+class LabSession(Session):
+    """The session of a machine. Most tokens have no watch; to end what there is not is no request."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.watched: set[str] = set()
+
+
 def use_etcd(machine: Machine) -> None:
     """Let everything that this machine runs from now on use etcd."""
-    machine.session = Session()
+    machine.session = LabSession()
     machine.router.armed = True
     machine.registry.keys_expire = False
 
 
-def expanded(routine: Any, session: Session, channel: str) -> Generator[Any, Any, Any]:
+def expanded(routine: Any, session: LabSession, channel: str) -> Generator[Any, Any, Any]:
     """The same routine, with the requests of programs in place of steps."""
     advance: Any = routine.send
     value: Any = None
@@ -55,19 +75,22 @@ def expanded(routine: Any, session: Session, channel: str) -> Generator[Any, Any
         routine.close()
 
 
-def _run_one(effect: Call, session: Session, channel: str) -> Effects[Any]:
+def _run_one(effect: Call, session: LabSession, channel: str) -> Effects[Any]:
     if isinstance(effect.step, Command) and effect.step.args[0] == PLAIN:
-        return (yield effect)
+        reply = yield effect
+        if isinstance(reply, Refused):
+            raise _failure(reply)
+        return reply
     program = program_of(session, effect.step, (yield from clock()))
-    return (yield from _run(program, [effect.step], effect.timeout, effect.shielded, channel))
+    return (yield from _run(program, [effect.step], session, channel, effect.timeout, shielded=effect.shielded))
 
 
-def _run_each(effect: CallEach, session: Session, channel: str) -> Effects[list[Any]]:
+def _run_each(effect: CallEach, session: LabSession, channel: str) -> Effects[list[Any]]:
     now = yield from clock()
     if can_join(effect.steps):
         try:
             replies: list[Any] = yield from _run(
-                joint_program(session, effect.steps, now), effect.steps, effect.timeout, False, channel
+                joint_program(session, effect.steps, now), effect.steps, session, channel, effect.timeout
             )
         except StepFailed as failed:
             return [failed] * len(effect.steps)
@@ -76,13 +99,21 @@ def _run_each(effect: CallEach, session: Session, channel: str) -> Effects[list[
     for step in effect.steps:
         try:
             program = program_of(session, step, now)
-            replies.append((yield from _run(program, [step], effect.timeout, False, channel)))
+            replies.append((yield from _run(program, [step], session, channel, effect.timeout)))
         except StepFailed as failed:
             replies.append(failed)
     return replies
 
 
-def _run(program: Program, steps: Sequence[Op], timeout: float, shielded: bool, channel: str) -> Effects[Any]:
+def _run(
+    program: Program,
+    steps: Sequence[Op],
+    session: LabSession,
+    channel: str,
+    timeout: float,
+    *,
+    shielded: bool = False,
+) -> Effects[Any]:
     advance: Any = program.send
     value: Any = None
     sent = False
@@ -90,6 +121,13 @@ def _run(program: Program, steps: Sequence[Op], timeout: float, shielded: bool, 
         while True:
             request = advance(value)
             advance = program.send
+            if isinstance(request, Watch):
+                session.watched.add(request.token)
+            elif isinstance(request, Unwatch):
+                if request.token not in session.watched:
+                    value = None
+                    continue
+                session.watched.remove(request.token)
             asked_at = yield from clock()
             try:
                 reply = yield Call(Command((_name(steps, request), request, channel)), timeout, shielded)
@@ -102,10 +140,14 @@ def _run(program: Program, steps: Sequence[Op], timeout: float, shielded: bool, 
             sent = True
             if reply == LEASE_UNKNOWN:
                 advance, value = program.throw, LeaseGone()
+            elif isinstance(reply, Refused):
+                advance, value = program.throw, NoSpace(_failure(reply))
             else:
                 value = None if isinstance(request, Watch | Unwatch) else Answer(asked_at, reply.result)
     except StopIteration as done:
         return done.value
+    except NoSpace as full:
+        raise full.failed from None
     finally:
         program.close()
 
@@ -117,3 +159,9 @@ def _name(steps: Sequence[Op], request: Request) -> str:
         kind = "Read" if all(isinstance(one, Get) for one in (*request.then, *request.otherwise)) else "Write"
     names = {step.script if isinstance(step, Step) else str(step.args[0]) for step in steps}
     return f"{PLAIN} {'+'.join(sorted(names))} {kind}"
+
+
+def _failure(reply: Refused) -> StepFailed:
+    failed = known_refusal(reply.message, "the model of etcd")
+    assert failed is not None
+    return failed

@@ -1,26 +1,35 @@
 """What a holder asks of etcd: renew, release, abandon, hand over, adopt, share.
 
-Invariant. A key of ours is changed only if it is the one that we created (its creation is compared), or adopted. A
-release deletes it. So a holder that comes too late cannot change the key of a later holder.
+Invariant. A key is changed only if it is as we know it (changing.py). So neither a holder that comes too late, nor a
+request that does, can change the key of a later holder.
 
-Renewal. To renew a hold is to see that its keys exist, and to renew its etcd lease unless that lasts long enough; one
-request renews an etcd lease for all holds that share it. A hold that must last longer than its etcd lease is bound to a
-longer one.
+Renewal. To renew a hold is to renew its etcd lease unless that lasts long enough, and then to see that its keys exist,
+have our token and are bound to that lease; one request renews an etcd lease for all holds that share it. A hold that
+must last longer than its etcd lease is bound to a longer one.
 
-Hand-over. The intent keeps its place in the queue. Its key is bound to a lease of its own, which lasts one ttl and is
-not renewed; to adopt it is to write the new token into it, if it has not been written since it was read. The fence is
-the revision of that write.
+Hand-over. The intent keeps its place in the queue. Its key is bound to a lease of its own, which is not renewed once
+the hold is given away; to adopt it is to write the new token into it, if it has not been written since it was read. The
+fence is the revision of that write.
 
-Atomic: each transaction. What needs no compare can be sent together for many holds: see ``together``.
+Atomic: each transaction. What can do without a compare for all of it can be sent together for many holds: see
+``together``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from math import ceil
 from typing import Any, Final, NamedTuple
 
 from holdfast.protocol.effects import Step
+from holdfast.protocol.intents.changing import (
+    all_removed,
+    change,
+    removals,
+    remove_own,
+    still_ours,
+    unchanged,
+    with_tombstone,
+)
 from holdfast.protocol.intents.layout import (
     name_of,
     queue_of,
@@ -35,7 +44,6 @@ from holdfast.protocol.intents.requests import (
     MOST_OPERATIONS,
     Answer,
     Created,
-    Delete,
     Get,
     Item,
     LeaseGone,
@@ -45,21 +53,29 @@ from holdfast.protocol.intents.requests import (
     Put,
     Request,
     Txn,
-    TxnResult,
     Watch,
     begin_watch,
     end_watch,
     perform,
 )
-from holdfast.protocol.intents.session import LONGER, SHORTEST, EtcdLease, Intent, Session, kept, lease_for, new_lease
-from holdfast.protocol.replies import DONE, GONE
+from holdfast.protocol.intents.session import (
+    LONGER,
+    EtcdLease,
+    Intent,
+    Session,
+    kept,
+    lease_for,
+    new_lease,
+    seconds_for,
+)
+from holdfast.protocol.replies import DONE, GONE, TAKEN
 
 _ABANDONED: Final = -2  # the reply to an adoption that was given up
 _TRIES: Final = 5  # at a key that others write between our read and our write
 
 
 class Part(NamedTuple):
-    """A step that needs no compare: its operations, and its reply from their results."""
+    """A step that can share a transaction: its operations, and its reply from their results."""
 
     operations: tuple[Operation, ...]
     reply: Callable[[tuple[Any, ...]], Any]
@@ -106,31 +122,22 @@ def release_part(session: Session, step: Step, now: float) -> Parts:
     yield from end_watch(token)
     if intent is None:
         return Part((), lambda results: GONE)
-    if intent.slot_keys:
-        freed = yield from _free_permit(session, token, intent)
+    if intent.unsure:
+        freed, _ = yield from remove_own(session, token, intent)
         return Part((), lambda results: freed)
 
     def reply(results: tuple[Any, ...]) -> int:
         session.intents.pop(token, None)
-        return DONE if all(results) else GONE
+        return all_removed(intent, results)
 
-    return Part(tuple(map(Delete, intent.keys)), reply)
-
-
-def _free_permit(
-    session: Session, token: str, intent: Intent, buried: tuple[Operation, ...] = ()
-) -> Generator[Request, Answer, int]:
-    """Delete an intent and its slot. If the intent has gone, another holder may have the slot by now."""
-    ours = tuple(Created(key, intent.created) for key in intent.keys)
-    done = yield from _perform_after(ours, buried, tuple(map(Delete, intent.all_keys)))
-    if not done.succeeded:
-        yield from _abandon_own(session, token, intent, buried)
-    session.intents.pop(token, None)
-    return DONE if done.succeeded else GONE
+    return Part(removals(intent), reply)
 
 
 def abandon_part(session: Session, step: Step, now: float) -> Parts:
-    """Delete what the token may have; if a request of it may still arrive, leave a tombstone."""
+    """Delete what the token may have; if a request of it may still arrive, leave a tombstone.
+
+    The reply says whether the tombstone is there; if not, the keeper tries again, and needs the intent for that.
+    """
     token, tombstone_ms = step.args[0], int(step.args[1])
     intent = session.intents.get(token)
     yield from end_watch(token)
@@ -141,56 +148,26 @@ def abandon_part(session: Session, step: Step, now: float) -> Parts:
     if tombstone_ms:
         buried = session.bury(tombstone_key(name_of(step.keys[0]), token), intent, now)
     if intent.unsure:
-        yield from _abandon_own(session, token, intent, buried)
-        return Part((), lambda results: [GONE, 1])
-    if intent.slot_keys:
-        freed = yield from _free_permit(session, token, intent, buried)
-        return Part((), lambda results: [freed, 1])
+        freed, is_buried = yield from remove_own(session, token, intent, buried)
+        return Part((), lambda results: [freed, int(is_buried)])
     if buried:
-        done = yield from _perform_after((), buried, tuple(map(Delete, intent.keys)))
-        session.intents.pop(token, None)
-        return Part((), lambda results: [DONE if all(done.results) else GONE, 1])
+        done, is_buried = yield from with_tombstone(buried, removals(intent))
+        if is_buried:
+            session.intents.pop(token, None)
+        return Part((), lambda results: [all_removed(intent, done.results), int(is_buried)])
 
     def reply(results: tuple[Any, ...]) -> list[int]:
         session.intents.pop(token, None)
-        return [DONE if all(results) else GONE, 1]
+        return [all_removed(intent, results), 1]
 
-    return Part(tuple(map(Delete, intent.keys)), reply)
-
-
-def _perform_after(
-    compares: tuple[Created | Modified, ...], buried: tuple[Operation, ...], operations: tuple[Operation, ...]
-) -> Generator[Request, Answer, TxnResult]:
-    """A transaction that leaves a tombstone, too; its results are those of the operations.
-
-    If the lease of the tombstone is gone, no tombstone is needed: the late request names the same lease, and fails.
-    """
-    if buried:
-        try:
-            done = yield from perform(Txn(compares, (*buried, *operations)))
-            return done._replace(results=done.results[len(buried) :])
-        except LeaseGone:
-            pass
-    return (yield from perform(Txn(compares, operations)))
-
-
-def _abandon_own(
-    session: Session, token: str, intent: Intent, buried: tuple[Operation, ...]
-) -> Generator[Request, Answer, None]:
-    """Delete those keys of the intent that are ours; its other keys may belong to a giver, or to another holder."""
-    for _ in range(_TRIES):
-        done = yield from _perform_after((), buried, tuple(map(Get, intent.all_keys)))
-        found = [found.items[0] for found in done.results if found.items]
-        ours = [item for item in found if token in (item.value, token_of(item))]
-        compares = tuple(Modified(item.key, item.modified) for item in ours)
-        done = yield from perform(Txn(compares, tuple(Delete(item.key) for item in ours)))
-        if done.succeeded:
-            break
-    session.intents.pop(token, None)
+    return Part(removals(intent), reply)
 
 
 def renew_part(session: Session, step: Step, now: float) -> Parts:
-    """See that the keys exist, on a lease that lasts for the ttl from now on."""
+    """See that the keys exist and are ours, on a lease that lasts for the ttl from now on.
+
+    The lease alone says nothing about a key: etcd 3.7 can renew a lease whose revocation is decided and not yet done.
+    """
     token, ttl_ms = step.args[0], int(step.args[1])
     intent = session.intents.get(token)
     if intent is None or not (yield from _is_kept(session, token, intent, ttl_ms, now)):
@@ -198,79 +175,106 @@ def renew_part(session: Session, step: Step, now: float) -> Parts:
     name = name_of(intent.keys[0])
     watch = Watch(token, intent.keys[0], 0, holder=name) if step.watch else None
 
+    # If one is gone, the session still knows the intent: if it has several names, the others must be released.
     def reply(results: tuple[Any, ...]) -> int:
-        if all(found.items for found in results) and results[0].items[0].created == intent.created:
-            return DONE
-        return GONE  # the session still knows the intent: if it has several names, the others must be released
+        items = [found.items[0] for found in results if found.items]
+        if len(items) < len(results) or items[0].created != intent.created:
+            return GONE
+        if any(token not in (item.value, token_of(item)) for item in items):
+            return TAKEN
+        lasts = any(lease.id == items[0].lease and lease.covers(ttl_ms / 1000, now) for lease in intent.bound)
+        return DONE if lasts else GONE
 
     return Part(tuple(map(Get, intent.all_keys)), reply, watch)
 
 
 def _is_kept(session: Session, token: str, intent: Intent, ttl_ms: int, now: float) -> Generator[Request, Answer, bool]:
-    """Let the lease last for the ttl; bind the keys to a longer one if needed. False: the lease or a key is gone."""
-    lease = intent.lease
-    if lease is None or ttl_ms <= lease.lasts * 1000 / LONGER:
-        return lease is not None and (yield from kept(session, lease, ttl_ms / 1000, now))
+    """Let each lease to which the keys may be bound last for the ttl; bind the keys to a longer one if needed.
+
+    False: the lease or a key is gone.
+    """
+    if intent.giving or all(ttl_ms <= lease.lasts * 1000 / LONGER for lease in intent.bound):
+        for lease in intent.bound:
+            if not (yield from kept(session, lease, ttl_ms / 1000, now)):
+                intent.unbind(lease)
+        return intent.bound != ()
     for _ in range(_TRIES):
         lease = yield from lease_for(session, ttl_ms, now)
         try:
-            if not (yield from _bind(token, intent, lease)):
-                return False
+            return (yield from _bind(token, intent, lease))
         except LeaseGone:
             session.drop(lease)
-            continue
-        intent.lease = lease
-        return True
     return False
 
 
 def _bind(
-    token: str, intent: Intent, lease: EtcdLease, extra: tuple[Operation, ...] = ()
+    token: str, intent: Intent, lease: EtcdLease, extra: tuple[Operation, ...] = (), *, giving: bool = False
 ) -> Generator[Request, Answer, bool]:
-    """Write the keys of the intent again, bound to that lease; False if they are gone."""
-    value = write_value(
-        token, names=intent.names, fence=intent.fence, slot=intent.slot, shared=intent.shared, times=intent.times
-    )
-    ours = tuple(Created(key, intent.created) for key in intent.keys)
-    puts = (
-        *(Put(key, value, lease.id) for key in intent.keys),
-        *(Put(key, token, lease.id) for key in intent.slot_keys),
-    )
-    done = yield from perform(Txn(ours, (*puts, *extra)))
-    return done.succeeded
+    """Write the keys of the intent again, bound to that lease; False if they are gone, or are being handed over."""
+    intent.bind(lease)
+    try:
+        while giving or not intent.giving:
+            value = write_value(
+                token,
+                names=intent.names,
+                fence=intent.fence,
+                slot=intent.slot,
+                shared=intent.shared,
+                times=intent.times,
+            )
+            puts = (
+                *(Put(key, value, lease.id) for key in intent.keys),
+                *(Put(key, token, lease.id) for key in intent.slot_keys),
+            )
+            done = yield from change(intent, Txn(unchanged(intent), (*puts, *extra), tuple(map(Get, intent.keys))))
+            if done.succeeded:
+                intent.bound = (lease,)
+                return True
+            if not still_ours(token, intent, done.results):
+                break
+    except LeaseGone:
+        intent.unbind(lease)
+        raise
+    return False
 
 
 def share(session: Session, step: Step, now: float) -> Program:
     """A writer becomes a reader, and keeps its place in the queue."""
     token = step.args[0]
     intent = session.intents.get(token)
-    if intent is None or intent.lease is None:
+    if intent is None or not intent.bound:
         return GONE
     intent.shared = True
     try:
-        return DONE if (yield from _bind(token, intent, intent.lease)) else GONE
+        return DONE if (yield from _bind(token, intent, intent.bound[0])) else GONE
     except LeaseGone:
         return GONE
 
 
 def hand_over(session: Session, step: Step, now: float) -> Program:
-    """Let the keys last one ttl from now on, and not longer."""
+    """Let the keys last for the ttl from now on, or for as long as they were extended for, and not longer.
+
+    If it has no answer, the holder goes on with leases that last as long, whether or not it was executed.
+    """
     token, ttl_ms, tombstone_ms = step.args[0], int(step.args[1]), int(step.args[2])
     intent = session.intents.get(token)
     if intent is None:
         return GONE
-    lease = yield from new_lease(max(SHORTEST, ceil(ttl_ms / 1000)))
+    lease = yield from new_lease(max(seconds_for(ttl_ms), *(0, *(lease.seconds for lease in intent.bound))))
     buried: tuple[Operation, ...] = ()
     if tombstone_ms:
         buried = session.bury(tombstone_key(name_of(step.keys[0]), token), intent, now)
+    intent.giving = True  # meanwhile, a renewal binds the keys to no other lease
+    is_given = False
     try:
-        if not (yield from _bind(token, intent, lease, buried)):
-            return GONE
+        is_given = yield from _bind(token, intent, lease, buried, giving=True)
     except LeaseGone:
-        return GONE
-    intent.lease = lease
-    session.hand_over(token, now + lease.lasts, now)
-    return DONE
+        pass
+    finally:
+        intent.giving = is_given
+    if is_given:
+        session.hand_over(token, now + lease.lasts, now)
+    return DONE if is_given else GONE
 
 
 def adopt(session: Session, step: Step, now: float) -> Program:
@@ -321,24 +325,25 @@ def _swap(
     content = read_value(theirs[0])
     intent = session.intent(token, ())
     intent.keys = tuple(item.key for item in theirs)
-    intent.unsure = True  # before the request: it may have no answer
     intent.created, intent.lease = theirs[0].created, lease
+    intent.bind(lease)
     intent.slot, intent.shared = content.get("slot", -1), bool(content.get("shared"))
     if intent.slot >= 0:
         intent.slot_keys = (slot_key(name_of(theirs[0].key), intent.slot),)
     value = write_value(token, names=intent.names, slot=intent.slot, shared=intent.shared, times=intent.times)
-    done = yield from perform(
+    done = yield from change(
+        intent,
         Txn(
             (*(Modified(item.key, item.modified) for item in theirs), Created(tombstone)),
             (
                 *(Put(item.key, value, lease.id) for item in theirs),
                 *(Put(key, token, lease.id) for key in intent.slot_keys),
             ),
-        )
+        ),
     )
     if not done.succeeded:
         intent.keys = ()
         intent.lose_place()
         return None
-    intent.unsure = False
+    intent.bound = (lease,)
     return (yield from granted(session, token, intent, done.revision))

@@ -55,17 +55,20 @@ def find_in_pool(session: Session, step: Step, now: float) -> Program:
     """For each token whether it still has its permit."""
     known = [session.intents.get(token) for token in step.args]
     gets = [Get(key) for intent in known if intent is not None for key in intent.keys[:1]]
-    there: set[tuple[str, int]] = set()
+    there: set[tuple[str, int, str]] = set()
     revision = 0
     for start in range(0, len(gets), MOST_OPERATIONS):
         done = yield from perform(Txn((), tuple(gets[start : start + MOST_OPERATIONS])))
         revision = revision or done.revision
-        there |= {(item.key, item.created) for found in done.results for item in found.items}
+        there |= {(item.key, item.created, token_of(item)) for found in done.results for item in found.items}
     if step.watch and gets:
         for token, intent in zip(step.args, known, strict=True):
             if intent is not None:
                 yield from begin_watch(Watch(token, intent.keys[0], revision + 1, holder=step.keys[0]))
-    return [int(intent is not None and (intent.keys[0], intent.created) in there) for intent in known]
+    return [
+        int(intent is not None and (intent.keys[0], intent.created, token) in there)
+        for token, intent in zip(step.args, known, strict=True)
+    ]
 
 
 def present(session: Session, step: Step, now: float) -> Program:

@@ -18,8 +18,9 @@ from collections.abc import Generator
 from typing import Any, Final
 
 from holdfast.protocol.effects import Step
+from holdfast.protocol.intents.changing import change, leave, still_ours, unchanged
 from holdfast.protocol.intents.layout import name_of, queue_of, slot_key, slots_of, write_value
-from holdfast.protocol.intents.queue import ABANDONED, Ask, granted, leave, refused, wrong_kind
+from holdfast.protocol.intents.queue import ABANDONED, Ask, found_own, granted, refused, wrong_kind
 from holdfast.protocol.intents.requests import (
     Answer,
     Created,
@@ -57,7 +58,7 @@ def _acquire(session: Session, ask: Ask) -> Program:
             done = yield from perform(Txn((), (Get(*queue_of(name), limit=_permits(ask)),)))
             found: Found = done.results[0]
             if found.total >= _permits(ask):
-                session.intents.pop(ask.token, None)
+                session.forget_refused(ask.token)
                 return wrong_kind(ask, name, found.items[0]) or refused(ask, found.items[0])
         lease = yield from lease_for(session, ask.ttl_ms, ask.now)
         intent.lease = lease
@@ -69,7 +70,7 @@ def _acquire(session: Session, ask: Ask) -> Program:
         if reply is not None:
             return reply
     if not ask.waits:
-        session.intents.pop(ask.token, None)
+        session.forget_refused(ask.token)
     return refused(ask, None)
 
 
@@ -81,21 +82,17 @@ def _ask(session: Session, ask: Ask, intent: Intent, lease: EtcdLease) -> Genera
     """Create the intent, or look where it is. None: it has gone."""
     if not intent.created:
         key = intent.keys[0]
-        done = yield from perform(
+        done = yield from change(
+            intent,
             Txn(
                 (Created(key), Created(ask.tombstone)),
                 (Put(key, write_value(ask.token, times=intent.times), lease.id), *_looks(ask, 0)),
                 (Get(key), Get(ask.tombstone)),
-            )
+            ),
         )
         if not done.succeeded:
-            own, tombstone = done.results
-            if tombstone.items:
-                session.intents.pop(ask.token, None)
-                return ABANDONED
-            intent.created = own.items[0].created if own.items else 0
-            return None
-        intent.created = done.revision
+            return found_own(session, ask, intent, done)
+        intent.created, intent.bound = done.revision, (lease,)
         looks = done.results[1:]
     else:
         intent.called = False
@@ -164,22 +161,28 @@ def _take_slot(
             return False
         key = slot_key(name, slot)
         known = taken.get(key)
-        intent.slot_keys, intent.unsure = (key,), True  # before the request: it may have no answer
+        before = intent.slot_keys if intent.unsure else ()
+        intent.slot_keys = (
+            *(other for other in before if other != key),
+            key,
+        )  # before the request: it may have no answer
+        intent.bind(lease)
         intent.granted_us = session.wall_us()
         value = write_value(ask.token, slot=slot, times=intent.times)
-        done = yield from perform(
+        done = yield from change(
+            intent,
             Txn(
-                (Created(own, intent.created), Created(key, known.created if known else 0)),
+                (*unchanged(intent), Created(key, known.created if known else 0)),
                 (Put(key, ask.token, lease.id), Put(own, value, lease.id)),
                 (Get(own), Get(*slots_of(name))),
-            )
+            ),
         )
         if done.succeeded:
-            intent.slot, intent.unsure = slot, False
+            intent.slot, intent.slot_keys, intent.bound = slot, (key,), (lease,)
             return (yield from granted(session, ask.token, intent, done.revision))
-        intent.slot_keys, intent.unsure = (), False
+        intent.slot_keys = before
         mine, slots = done.results
-        if not mine.items or mine.items[0].created != intent.created:
+        if not still_ours(ask.token, intent, (mine,)):
             intent.lose_place()
             return None
 

@@ -8,8 +8,8 @@ names, so no cycle of waiters can form. A holder that waits for another lock cou
 If a waiter for several names would be part of the same cycle, that waiter gives way (``_overtake``).
 
 Atomic: each transaction. The one that creates an intent reads what is before it, so that an uncontended acquire is one
-request. After a wait, the transaction that confirms a grant writes our own key, if it is the one that we created, and
-reads what is before it. It is a write because etcd has answered reads from stale data after its process was paused
+request. After a wait, the transaction that confirms a grant writes our own key, if it is as we know it (changing.py),
+and reads what is before it. It is a write because etcd has answered reads from stale data after its process was paused
 (etcd 20418), and a waiter whose lease has expired would otherwise rely on a place that it has lost (etcd 11456). A
 watch or a read never decides.
 
@@ -30,6 +30,7 @@ from collections.abc import Generator
 from typing import Any, Final
 
 from holdfast.protocol.effects import Step
+from holdfast.protocol.intents.changing import change, leave, still_ours, unchanged
 from holdfast.protocol.intents.layout import (
     Range,
     id_of,
@@ -46,12 +47,15 @@ from holdfast.protocol.intents.layout import (
 )
 from holdfast.protocol.intents.requests import (
     Answer,
+    Compare,
     Created,
     Delete,
     Found,
     Get,
     Item,
     LeaseGone,
+    Modified,
+    Older,
     Program,
     Put,
     Request,
@@ -133,7 +137,7 @@ def _acquire(session: Session, ask: Ask) -> Program:
         if reply is not None:
             return reply
     if not ask.waits:
-        session.intents.pop(ask.token, None)
+        session.forget_refused(ask.token)
     return refused(ask, None)  # its place has gone each time: it asks again soon
 
 
@@ -144,16 +148,17 @@ def _join(session: Session, ask: Ask, intent: Intent, lease: EtcdLease) -> Gener
         looks = [look for name in ask.names for look in (_newest(ask, name, 2), Get(*queue_of(name), limit=1))]
     else:  # one read tells both, unless the queue is long (benchmarks.etcd)
         looks = [Get(*queue_of(name), limit=_SHORT_QUEUE) for name in ask.names]
-    done = yield from perform(
+    done = yield from change(
+        intent,
         Txn(
             (*map(Created, keys), Created(ask.tombstone)),
             (*(Put(key, value, lease.id) for key in keys), *looks),
             (*map(Get, keys), Get(ask.tombstone)),
-        )
+        ),
     )
     if not done.succeeded:
-        return _found_own(session, ask, intent, done)
-    intent.created = done.revision
+        return found_own(session, ask, intent, done)
+    intent.created, intent.bound = done.revision, (lease,)
     seen = done.results[len(keys) :]
     if ask.mode != READ:
         if any(queue.total > len(queue.items) for queue in seen):
@@ -162,13 +167,21 @@ def _join(session: Session, ask: Ask, intent: Intent, lease: EtcdLease) -> Gener
     return (yield from _judge(session, ask, intent, lease, seen, done.revision))
 
 
-def _try(session: Session, ask: Ask, intent: Intent, lease: EtcdLease) -> Generator[Request, Answer, Any]:
-    """Create the intents only if nothing is in conflict with them, since a caller that does not wait wants no place."""
+def _try(
+    session: Session, ask: Ask, intent: Intent, lease: EtcdLease, seen: int = 0
+) -> Generator[Request, Answer, Any]:
+    """Create the intents only if nothing is in conflict with them, since a caller that does not wait wants no place.
+
+    ``seen``: no intent that was created up to this revision is in conflict with them.
+    """
     keys, value = ask.keys, write_value(ask.token, names=ask.names, times=intent.times)
-    empty = [Created(where.key, 0, where.end) for where in map(ask.conflicts, ask.names)]
-    done = yield from perform(
+    done = yield from change(
+        intent,
         Txn(
-            (*empty, *map(Created, keys), Created(ask.tombstone)),
+            (
+                *(Older(where.key, seen + 1, where.end) for where in map(ask.conflicts, ask.names)),
+                *map(Created, (*keys, ask.tombstone)),
+            ),
             (*(Put(key, value, lease.id) for key in keys), *(Get(*queue_of(name), limit=1) for name in ask.names)),
             (
                 *map(Get, keys),
@@ -176,16 +189,16 @@ def _try(session: Session, ask: Ask, intent: Intent, lease: EtcdLease) -> Genera
                 *(Get(*ask.conflicts(name)) for name in ask.names),
                 *(Get(*queue_of(name), limit=1) for name in ask.names),
             ),
-        )
+        ),
     )
     if done.succeeded:
-        intent.created = done.revision
+        intent.created, intent.bound = done.revision, (lease,)
         first = done.results[-1].items[0]
         if reply := wrong_kind(ask, ask.names[-1], first):  # only of a reader: for other modes the queue was empty
             yield from leave(session, ask.token, intent)
             return reply
         return (yield from granted(session, ask.token, intent, done.revision))
-    if (own := _found_own(session, ask, intent, done)) is not None or intent.created:
+    if (own := found_own(session, ask, intent, done)) is not None or intent.created:
         return own
     looks = done.results[len(keys) + 1 :]
     before = [
@@ -193,28 +206,28 @@ def _try(session: Session, ask: Ask, intent: Intent, lease: EtcdLease) -> Genera
         for found in looks[: len(ask.names)]
     ]
     if not any(before):  # only writers that have become readers are there
-        return (yield from _join(session, ask, intent, lease))
-    session.intents.pop(ask.token, None)
+        return (yield from _try(session, ask, intent, lease, done.revision))
+    session.forget_refused(ask.token)
     place = next(place for place, item in enumerate(before) if item is not None)
     first = looks[len(ask.names) + place].items[0]
     return wrong_kind(ask, ask.names[place], first) or refused(ask, first, place)
 
 
-def _found_own(session: Session, ask: Ask, intent: Intent, done: TxnResult) -> Any:
+def found_own(session: Session, ask: Ask, intent: Intent, done: TxnResult) -> Any:
     """After a create that was not done: the reply if the attempt was given up; else note the intents that exist."""
     *own, tombstone = done.results[: len(intent.keys) + 1]
     if tombstone.items:
         session.intents.pop(ask.token, None)
         return ABANDONED
     if all(found.items for found in own):
-        intent.created = own[0].items[0].created
+        first = own[0].items[0]
+        intent.created, intent.modified, intent.unsure = first.created, first.modified, False
     return None
 
 
 def _confirm(session: Session, ask: Ask, intent: Intent, lease: EtcdLease) -> Generator[Request, Answer, Any]:
     """See whether our intents are first by now. None: they are gone."""
     keys = intent.keys
-    ours = tuple(Created(key, intent.created) for key in keys)
     looks = [
         look for name in ask.names for look in (_newest(ask, name, 1, intent.created), Get(*queue_of(name), limit=1))
     ]
@@ -224,11 +237,17 @@ def _confirm(session: Session, ask: Ask, intent: Intent, lease: EtcdLease) -> Ge
             intent.granted_us = session.wall_us()  # if it is a grant; of a waiter, this is not shown
             value = write_value(ask.token, names=ask.names, times=intent.times)
             writes = [Put(key, value, lease.id) for key in keys]
+            intent.bind(lease)
         intent.called = False
-        done = yield from perform(Txn(ours, (*writes, *looks)))
+        txn = Txn(unchanged(intent), (*writes, *looks), tuple(map(Get, keys)))
+        done = yield from (change(intent, txn) if writes else perform(txn))
         if not done.succeeded:
+            if still_ours(ask.token, intent, done.results):
+                continue
             intent.lose_place()
             return None
+        if writes:
+            intent.bound = (lease,)
         seen = done.results[len(writes) :]
         reply = yield from _judge(session, ask, intent, lease, seen, done.revision, written=bool(writes))
         if reply is not None:
@@ -264,6 +283,9 @@ def _judge(  # noqa: PLR0917
         conflict = _last_conflict(ask, intent, before)
         if conflict is not None and ask.nested and (yield from _overtake(session, ask, intent, name)):
             return (yield from _confirm(session, ask, intent, lease))
+        if conflict is not None and not ask.waits:
+            yield from leave(session, ask.token, intent)
+            return refused(ask, first.items[0], place)
         if conflict is not None:
             intent.behind = conflict.key
             yield from begin_watch(Watch(ask.token, conflict.key, revision + 1, puts=ask.mode == READ))
@@ -291,7 +313,7 @@ def _overtake(session: Session, ask: Ask, intent: Intent, name: str) -> Generato
         several = read_value(item).get("names", ())
         ours = [held[other] for other in several if other in held and held[other][1] < item.created]
         if ours:
-            compares = (Created(item.key, item.created), *(Created(*known) for known in ours))
+            compares: tuple[Compare, ...] = (Modified(item.key, item.modified), *(Created(*known) for known in ours))
             theirs = tuple(Delete(intent_key(other, "lock", "", id_of(item.key))) for other in several)
             overtaken = (yield from perform(Txn(compares, theirs))).succeeded or overtaken
     return overtaken
@@ -299,13 +321,6 @@ def _overtake(session: Session, ask: Ask, intent: Intent, name: str) -> Generato
 
 def _last_conflict(ask: Ask, intent: Intent, before: Found) -> Item | None:
     return next((item for item in before.items if item.key not in intent.keys and ask.is_conflict(item)), None)
-
-
-def leave(session: Session, token: str, intent: Intent) -> Generator[Request, Answer, None]:
-    """Give up a place in the queue, which has no slot yet."""
-    session.intents.pop(token, None)
-    yield from end_watch(token)
-    yield from perform(Txn((), tuple(map(Delete, intent.keys))))
 
 
 def wrong_kind(ask: Ask, name: str, first: Item) -> list[Any] | None:

@@ -8,15 +8,16 @@ Atomic: each request. Between two requests of one program any other client may a
 decides by the compares of the last one.
 
 If etcd does not know a lease (it expired, or was revoked), ``LeaseGone`` is thrown at the request, which has done
-nothing. Any other failure ends the program, as it ends a script: the step has no reply.
+nothing. If the database of etcd is full, ``NoSpace`` is thrown; the request may have been executed. Any other failure
+ends the program, as it ends a script: the step has no reply.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
-from holdfast.protocol.effects import Command, Step
+from holdfast.protocol.effects import Command, Step, StepFailed
 
 MOST_OPERATIONS = 120  # in one transaction; etcd refuses more than 128 unless it is told otherwise
 
@@ -35,6 +36,14 @@ class Modified(NamedTuple):
 
     key: str
     revision: int
+
+
+class Older(NamedTuple):
+    """Compare: each key of the range, if there is any, was created before that revision."""
+
+    key: str
+    revision: int
+    end: str
 
 
 class Put(NamedTuple):
@@ -61,15 +70,26 @@ class Get(NamedTuple):
     keys_only: bool = False  # without values, and in the order of the keys: the cost of a part is that of its keys only
 
 
-Operation: TypeAlias = Put | Delete | Get
+Compare: TypeAlias = Created | Modified | Older
+Operation: TypeAlias = "Put | Delete | Get | Txn"
 
 
 class Txn(NamedTuple):
-    """If all compares hold, ``then`` happens, else ``otherwise``, each operation in order."""
+    """If all compares hold, ``then`` happens, else ``otherwise``, each operation in order.
 
-    compares: tuple[Created | Modified, ...]
+    As an operation of another transaction it has compares of its own, which see the state before both.
+    """
+
+    compares: tuple[Compare, ...]
     then: tuple[Operation, ...]
     otherwise: tuple[Operation, ...] = ()
+
+    @property
+    def changes(self) -> bool:
+        """Whether it may change a key."""
+        return any(
+            each.changes if type(each) is Txn else type(each) is not Get for each in (*self.then, *self.otherwise)
+        )
 
     def __repr__(self) -> str:
         return f"<txn of {len(self.then)} operations>"  # without the tokens: tracebacks may show locals
@@ -132,7 +152,7 @@ class Found(NamedTuple):
 class TxnResult(NamedTuple):
     succeeded: bool
     revision: int
-    results: tuple[Any, ...]  # for each operation: a Found, a number of deleted keys, or None
+    results: tuple[Any, ...]  # for each operation: a Found, a number of deleted keys, a TxnResult, or None
 
 
 class LeaseLife(NamedTuple):
@@ -149,6 +169,20 @@ class Answer(NamedTuple):
 
 class LeaseGone(Exception):
     """etcd does not know the lease that a request names. The request has done nothing."""
+
+
+class NoSpace(Exception):
+    """The database of etcd is full. etcd may have executed the request before it answered so; it will not do so later.
+
+    Only requests that write a key or grant a lease are refused.
+    """
+
+    def __init__(self, failed: StepFailed) -> None:
+        super().__init__()
+        self.failed = failed  # the failure of the step, unless its program goes on without that request
+
+
+TOLD: Final = (LeaseGone, NoSpace)  # what is thrown at a request
 
 
 Program: TypeAlias = Generator[Request, Answer, Any]
@@ -169,8 +203,8 @@ def run_until(stopped: Callable[[], bool], program: Program, reply: Any) -> Prog
                 return reply
             try:
                 advance, value = program.send, (yield request)
-            except LeaseGone as gone:
-                advance, value = program.throw, gone
+            except TOLD as told:
+                advance, value = program.throw, told
     except StopIteration as done:
         return done.value
     finally:
@@ -178,9 +212,10 @@ def run_until(stopped: Callable[[], bool], program: Program, reply: Any) -> Prog
 
 
 def perform(txn: Txn) -> Generator[Request, Answer, TxnResult]:
-    answer = yield txn
+    inner = txn.then[0] if len(txn.then) == 1 and not txn.compares else None
+    answer = yield txn if type(inner) is not Txn else inner  # a release needs no transaction around its own
     result: TxnResult = answer.result
-    return result
+    return result if type(inner) is not Txn else TxnResult(True, result.revision, (result,))
 
 
 def grant_lease(seconds: int) -> Generator[Request, Answer, Answer]:

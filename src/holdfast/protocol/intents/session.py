@@ -64,14 +64,19 @@ class Intent:
 
     called = False  # what it waited for has changed
     created = 0  # the revision of its creation, which is its place in the queue; 0: not known to exist
+    modified = 0  # the revision of the last write of its keys that we know of: they are always written together
+    unsure = False  # a request that may have written its keys, or may still do so, has no answer
     fence = 0
-    lease: EtcdLease | None = None
+    lease: EtcdLease | None = None  # to which its create, or its adoption, binds its keys
+    bound: tuple[
+        EtcdLease, ...
+    ] = ()  # to which its keys may be bound now: several only after a write without an answer
     behind = ""  # the key that it has watched while it waits
     slot = -1
-    slot_keys: tuple[str, ...] = ()  # of the permit that it has, or may have
+    slot_keys: tuple[str, ...] = ()  # of the permit that it has, or of permits that it may have
     shared = False  # its writer has become a reader
     given_up = False  # its attempt was abandoned, perhaps while a step of it was under way
-    unsure = False  # its keys may be another holder's: an adoption or the choice of a slot has no answer yet
+    giving = False  # it is being handed over, or was
     granted_us = 0  # as ``created_us``; 0: it was granted when it was created, or not yet
 
     def __init__(self, keys: tuple[str, ...], created_us: int) -> None:
@@ -84,7 +89,17 @@ class Intent:
 
     def lose_place(self) -> None:
         """Its keys are gone, or were never ours. The attempt goes on with the same intent, by which it is given up."""
-        self.created, self.slot, self.slot_keys, self.unsure = 0, -1, (), False
+        self.created, self.modified, self.unsure = 0, 0, False
+        self.slot, self.slot_keys, self.bound = -1, (), ()
+
+    def bind(self, lease: EtcdLease) -> None:
+        """A request is about to bind its keys to that lease."""
+        if lease not in self.bound:
+            self.bound = (*self.bound, lease)
+
+    def unbind(self, lease: EtcdLease) -> None:
+        """No key of it is bound to that lease, nor can be any more."""
+        self.bound = tuple(other for other in self.bound if other is not lease)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -128,6 +143,12 @@ class Session:
         """Forget a lease that etcd no longer knows."""
         if self.leases.get(lease.seconds) is lease:
             self.leases.pop(lease.seconds, None)
+
+    def forget_refused(self, token: str) -> None:
+        """Forget an attempt that was refused and has no intent; not if a create of it may still arrive."""
+        intent = self.intents.get(token)
+        if intent is not None and not intent.unsure:
+            self.intents.pop(token, None)
 
     def fence_of(self, held: Item) -> int:
         """The fence of an intent that holds: the revision of its last write, unless its value says another one."""

@@ -1,0 +1,134 @@
+"""How the keys of an intent are changed: each request names the exact state that it changes.
+
+Invariant. A write or a delete compares the revision of the last write of each key that it changes, or that the key does
+not exist. All keys of an intent are written together, so they share one such revision (``Intent.modified``), and an
+intent that was adopted has another one than its giver knew.
+
+So a request that arrives late, after its sender has given it up, does no harm. If a key was written or deleted since,
+the compare fails. If not, the request does what its sender asked for, and its sender is prepared for that: until a
+later write has succeeded, ``unsure`` says that the state of the keys is not known, ``bound`` has every lease to which
+they may be bound, and all of these are renewed. If our own earlier request has written the keys and its answer was
+lost, the next one finds that out (``still_ours``) and goes on from there. A create has no earlier state but "does not
+exist"; it finds the tombstone of an attempt that was given up.
+
+Atomic: each transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from typing import Final
+
+from holdfast.protocol.intents.layout import token_of
+from holdfast.protocol.intents.requests import (
+    Answer,
+    Delete,
+    Found,
+    Get,
+    LeaseGone,
+    Modified,
+    NoSpace,
+    Operation,
+    Request,
+    Txn,
+    TxnResult,
+    end_watch,
+    perform,
+)
+from holdfast.protocol.intents.session import Intent, Session
+from holdfast.protocol.replies import DONE, GONE
+
+_TRIES: Final = 5  # at keys that a late request of ours writes between our read and our delete
+
+
+def change(intent: Intent, txn: Txn) -> Generator[Request, Answer, TxnResult]:
+    """Perform a transaction that writes the keys of the intent if its compares hold."""
+    before, intent.unsure = intent.unsure, True
+    try:
+        done = yield from perform(txn)
+    except LeaseGone:
+        intent.unsure = before
+        raise
+    intent.unsure = before and not done.succeeded  # what was sent before compares an earlier write
+    if done.succeeded:
+        intent.modified = max(intent.modified, done.revision)  # another thread may have written it since
+    return done
+
+
+def unchanged(intent: Intent) -> tuple[Modified, ...]:
+    """Compares: the keys are as we know them."""
+    return tuple(Modified(key, intent.modified) for key in intent.keys)
+
+
+def still_ours(token: str, intent: Intent, found: Sequence[Found]) -> bool:
+    """After compares have failed: whether the keys are ours, written by an earlier request of ours; then note that."""
+    items = [each.items[0] for each in found if each.items]
+    if len(items) < len(found) or any(item.created != intent.created or token_of(item) != token for item in items):
+        return False
+    intent.modified = max(intent.modified, items[0].modified)
+    return True
+
+
+def removals(intent: Intent) -> tuple[Txn, ...]:
+    """Operations that delete each key that is as we know it. The result of each is a TxnResult."""
+    if not intent.created:
+        return ()
+    return tuple(Txn((Modified(key, intent.modified),), (Delete(key),)) for key in intent.all_keys)
+
+
+def all_removed(intent: Intent, results: Sequence[TxnResult]) -> int:
+    """The reply of a step that has performed ``removals``."""
+    return DONE if intent.created and all(done.succeeded for done in results) else GONE
+
+
+def with_tombstone(
+    buried: tuple[Operation, ...], operations: tuple[Operation, ...]
+) -> Generator[Request, Answer, tuple[TxnResult, bool]]:
+    """The results of these operations, in one transaction with those that leave a tombstone; whether it is there.
+
+    If the lease of the tombstone is gone, none is needed: the late request names the same lease, and fails. If etcd is
+    full, the operations are done without the tombstone: they only read and delete, which a full etcd allows.
+    """
+    is_buried = True
+    if buried:
+        try:
+            done = yield from perform(Txn((), (*buried, *operations)))
+            return done._replace(results=done.results[len(buried) :]), True
+        except LeaseGone:
+            pass
+        except NoSpace:
+            is_buried = False
+    return (yield from perform(Txn((), operations))), is_buried
+
+
+def remove_own(
+    session: Session, token: str, intent: Intent, buried: tuple[Operation, ...] = ()
+) -> Generator[Request, Answer, tuple[int, bool]]:
+    """Read the keys of the intent, and delete those with this token; others may belong to a giver, or another holder.
+
+    Returns the reply of a release, and whether a tombstone is there, if one is wanted.
+    """
+    freed = GONE
+    is_buried = True
+    for _ in range(_TRIES):
+        found, is_buried = yield from with_tombstone(buried, tuple(map(Get, intent.all_keys)))
+        items = [each.items[0] for each in found.results if each.items]
+        ours = [item for item in items if token in (item.value, token_of(item))]
+        if not ours:
+            break
+        if {*intent.keys} <= {item.key for item in ours}:
+            freed = DONE
+        removed = tuple(Txn((Modified(item.key, item.modified),), (Delete(item.key),)) for item in ours)
+        done = yield from perform(Txn((), removed))
+        if all(each.succeeded for each in done.results):
+            break
+    if is_buried:
+        session.intents.pop(token, None)
+    return freed, is_buried
+
+
+def leave(session: Session, token: str, intent: Intent) -> Generator[Request, Answer, None]:
+    """Give up a place in the queue, which has no slot yet. Until that is answered, it can be abandoned."""
+    yield from end_watch(token)
+    yield from perform(Txn((), removals(intent)))
+    session.intents.pop(token, None)
