@@ -29,7 +29,7 @@ from tests.support import as_bytes
 AT_ONCE = 12
 BRIEF_US = 1_700_000  # so long is a run of chance followed at most
 MOST_TRIES = 4  # of a run that the machine has delayed
-UNPERFORMABLE = {"clock_jump", "clock_back", "reshard", "unconfirmed"}
+UNPERFORMABLE = {"clock_jump", "clock_back", "reshard", "refused", "unconfirmed"}
 
 # Keys of others, whose names are like ours.
 OTHERS = {"foo2": "a", "fo": "b", "foo:hf": "c", "xfoo:hf1:fence:{xfoo}": "d", "lock:foo2": "e", "bar": "f"}

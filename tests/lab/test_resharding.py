@@ -189,7 +189,7 @@ def test_the_store_refuses_what_a_node_refuses_that_gives_its_slot_away() -> Non
 
 
 def test_a_slot_moves_only_if_that_is_asked_for_and_only_on_a_cluster() -> None:
-    assert {*FAULTS} - {*DEFAULT_FAULTS} == {"reshard", "unconfirmed"}
+    assert {*FAULTS} - {*DEFAULT_FAULTS} == {"reshard", "refused", "unconfirmed"}
     assert "reshard" not in DAILY_KINDS
     for row in ROWS:
         assert config_of(row).kinds == DEFAULT_FAULTS

@@ -89,7 +89,8 @@ SEARCH_OPTIONS: Final = (
         multiple=True,
         callback=one_of("FAULTS"),
         metavar="KIND",
-        help="Try only this fault; may be repeated. 'none': no fault.  [default: all but reshard and unconfirmed]",
+        help="Try only this fault; may be repeated. 'none': no fault.  "
+        "[default: all but reshard, refused and unconfirmed]",
     ),
     click.option("--spare-holders", is_flag=True, help="No fault happens to a client while it holds the lock."),
     click.option("--clients", type=click.IntRange(2, 4), default=CLIENTS, help="Number of clients.  [default: 3]"),

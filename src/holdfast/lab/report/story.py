@@ -225,13 +225,14 @@ class _Description:
             "restart": "The server restarts without its data.",
             "failover": "The server fails, and a replica takes over, "
             + (f"{_what_it_lacks(choice[-1])}." if kind == "failover" else ""),
+            "refused": f"sends {command}, which is executed, and answered with an error.",
             "unconfirmed": f"sends {command}, which is executed; no replica confirms it in time.",
             "eviction": "The server evicts the key to free memory.",
             "clock_jump": "The server's clock jumps ahead.",
             "clock_back": "The server's clock is set back.",
             "reshard": _RESHARDS.get(str(choice[-1]), ""),
         }[kind]
-        executed = kind in ("lost_reply", "late_reply", "duplicate", "unconfirmed") or (
+        executed = kind in ("lost_reply", "late_reply", "duplicate", "refused", "unconfirmed") or (
             len(choice) > 3 and choice[3] == "after"
         )
         return actor, words, kind, command, reply if executed else ""

@@ -22,6 +22,7 @@ FAULTS: Final = {
     "clock_jump": "the server's clock jumps ahead by more than a ttl",
     "clock_back": "the server's clock is set back by half a ttl",
     "reshard": "the slot of the lock moves to another node of its cluster, at once or key by key",
+    "refused": "a step that writes is executed, and then answered with an error, as by an etcd that is full",
     "unconfirmed": "a grant must be confirmed by replicas, and none of them answers in time",
 }
 
@@ -29,8 +30,9 @@ SERVER_WIDE: Final = frozenset(
     {"restart", "failover", "eviction", "script_flush", "clock_jump", "clock_back", "reshard"}
 )
 
-# The kinds that are searched by default: the server is not a node of a cluster, and grants are not confirmed.
-DEFAULT_FAULTS: Final = tuple(kind for kind in FAULTS if kind not in ("reshard", "unconfirmed"))
+# The kinds that are searched by default: the server is not a node of a cluster and is not full, and grants are not
+# confirmed.
+DEFAULT_FAULTS: Final = tuple(kind for kind in FAULTS if kind not in ("reshard", "refused", "unconfirmed"))
 
 # Everyday faults are searched first, then faults of networks and impatient callers. Last come the faults that break any
 # lock on one server: the server loses data, or its clock jumps.

@@ -317,6 +317,8 @@ class Model:
             if changes and not request.listens:
                 if "lost_reply" in kinds:
                     yield "fault", "lost_reply", client, number
+                if "refused" in kinds:
+                    yield "fault", "refused", client, number
                 if "duplicate" in kinds and request.link is None:  # a connection delivers each request once
                     yield "fault", "duplicate", client, number
             if "late_reply" in kinds and not request.listens:

@@ -17,6 +17,7 @@ from holdfast.protocol.effects import Step
 if TYPE_CHECKING:
     from holdfast.lab.search.model import Model
 
+REFUSAL: Final = Failure("it executed that, and answered with an error", sent=True, retry=True)
 BROKEN_LINK: Final = Failure("the connection broke", sent=True, retry=True, connection_broke=True)
 _ADOPTING: Final = ("adopt", "pool_adopt", "multi_adopt")
 _QUEUEING: Final = ("acquire", "pool_acquire", "multi_acquire", *_ADOPTING)  # they queue, or are granted at once

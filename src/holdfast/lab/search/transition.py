@@ -28,8 +28,9 @@ from typing import Any, Final
 
 from holdfast.lab.invariants.history import Event
 from holdfast.lab.search.faults import SERVER_WIDE
-from holdfast.lab.search.move import Move
+from holdfast.lab.search.move import REFUSAL, Move
 from holdfast.lab.search.state import NEVER, NOBODY, Choice, State, Under, under_way
+from holdfast.lab.servers.etcd import Etcd
 
 AWAY_US: Final = 100_000  # how long a server that restarts, or is replaced, is away
 MOVING_US: Final = 100_000  # how long a slot moves key by key, if not in an instant
@@ -115,6 +116,16 @@ class Transition(Move):
             self.held_back[client] = False
             self._execute(client, self._request(client, what[0]))
             self._feed(client, "lose", what[0])
+
+    def _refused(self, client: int, number: int) -> None:
+        self.held_back[client] = False
+        request = self._request(client, number)
+        self._execute(client, request)
+        self._feed(client, "answer", number, (self._refusal(),) * len(request.ops))
+
+    def _refusal(self) -> Any:
+        store = self.server.store(self.store)
+        return store.refusal if isinstance(store, Etcd) else REFUSAL
 
     def _late_reply(self, client: int, number: int) -> None:
         self.held_back[client] = False

@@ -24,6 +24,7 @@ from holdfast.lab.subjects.etcd import RWLOCK as ETCD_RWLOCK
 from holdfast.lab.subjects.etcd import SEMAPHORE as ETCD_SEMAPHORE
 from holdfast.lab.subjects.etcd import etcd_config
 from holdfast.lab.subjects.handover import handover_config
+from holdfast.lab.subjects.intents import ETCD_AGAIN, ETCD_EXTENDED, ETCD_FAILS, ETCD_READER, ETCD_TRIES
 from holdfast.lab.subjects.latch import latch_config
 from holdfast.lab.subjects.pools import rwlock_config, semaphore_config
 from holdfast.lab.subjects.rlock import rlock_config
@@ -43,6 +44,8 @@ _UNORDERED: Final = tuple(name for name in CHECKS if name != "Fifo")
 _BROKEN: Final = tuple(name for name in CHECKS if name not in ("MutualExclusion", "OwnerOnlyRelease"))
 # No single key shows the owner; and the order of arrival is that of created keys, not of first requests.
 _ON_ETCD: Final = tuple(name for name in _UNORDERED if not name.startswith("OwnerOnly"))
+# The keys that a client has handed over have its name, so what a client leaves behind cannot be judged.
+_OF_HOLDERS: Final = ("MutualExclusion", "FencedSafety", "NoFalseHold", "FenceMonotone")
 # Not all clients want the same name: two may hold a lock at once, and fences of different names have no common order.
 _NAMES: Final = (*SEVERAL_CHECKS, "NoFalseHold", "NoOrphan", "NoLostWakeup", "AcquireTotality")
 _FAILING_CACHE: Final = (*CACHE_CHECKS, "NoOrphan", "NoLostWakeup", "AcquireTotality")
@@ -50,6 +53,8 @@ _CACHE: Final = tuple(name for name in _FAILING_CACHE if name != "FailureShared"
 _LATCH: Final = ("ShutUntilZero", "CountedOnce", "NoLostWakeup", "NoOrphan")
 
 
+# When its database is full, etcd executes a request and then refuses it.
+ETCD_KINDS: Final = (*DAILY_KINDS, "refused")
 # A slot that moves loses nothing. A failover loses what no replica had; with ``replicas=`` every grant was confirmed.
 _MOVING: Final = (*DAILY_KINDS, "reshard")
 # Renewals are not confirmed: "replicas:paused" searches a holder that is paused when a renewal is lost.
@@ -109,15 +114,22 @@ PRIMITIVES: Final[dict[str, Primitive]] = {
     "hand_over:read": Primitive(partial(handover_config, partial(rwlock_config, "RRW")), ("ModeExclusion", *_POOL)),
     "hand_over:write": Primitive(partial(handover_config, partial(rwlock_config, "WWR")), ("ModeExclusion", *_POOL)),
     "break": Primitive(partial(breaking_config, leaves_us=AT_ONCE), _BROKEN),
-    "etcd": Primitive(etcd_config, _ON_ETCD),
-    "etcd:semaphore": Primitive(ETCD_SEMAPHORE, ("PermitCount", *_POOL)),
-    "etcd:rwlock": Primitive(ETCD_RWLOCK, ("ModeExclusion", *_POOL)),
+    "etcd": Primitive(etcd_config, _ON_ETCD, ETCD_KINDS),
+    "etcd:semaphore": Primitive(ETCD_SEMAPHORE, ("PermitCount", *_POOL), ETCD_KINDS),
+    "etcd:rwlock": Primitive(ETCD_RWLOCK, ("ModeExclusion", *_POOL), ETCD_KINDS),
     "etcd:several": Primitive(
-        partial(etcd_config, partial(several_config, "ab", "ba", "b", leaves_us=AT_ONCE)), (*_ON_ETCD, *SEVERAL_CHECKS)
+        partial(etcd_config, partial(several_config, "ab", "ba", "b", leaves_us=AT_ONCE)),
+        (*_ON_ETCD, *SEVERAL_CHECKS),
+        ETCD_KINDS,
     ),
     "etcd:hand_over": Primitive(
-        partial(etcd_config, partial(handover_config, roles="gt", clients=2, leaves_us=AT_ONCE)), _ON_ETCD
+        partial(etcd_config, partial(handover_config, roles="gtt", leaves_us=AT_ONCE)), _ON_ETCD, ETCD_KINDS
     ),
+    "etcd:hand_over:again": Primitive(ETCD_AGAIN, _OF_HOLDERS, ETCD_KINDS),
+    "etcd:hand_over:extended": Primitive(ETCD_EXTENDED, _OF_HOLDERS, ETCD_KINDS),
+    "etcd:hand_over:fails": Primitive(ETCD_FAILS, _ON_ETCD, ETCD_KINDS),
+    "etcd:try": Primitive(ETCD_TRIES, ("PermitCount", *_POOL), ETCD_KINDS),
+    "etcd:downgrade": Primitive(ETCD_READER, ("ModeExclusion", *_POOL), ETCD_KINDS),
     "cache": Primitive(partial(cache_config, leaves_us=AT_ONCE), _CACHE),
     "cache:failing": Primitive(partial(cache_config, "VFI", leaves_us=AT_ONCE), _FAILING_CACHE),
     "cache:stale": Primitive(partial(cache_config, "RLI", ttl=0.05, stale=60.0, leaves_us=AT_ONCE), _CACHE),
