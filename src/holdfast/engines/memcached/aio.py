@@ -11,7 +11,7 @@ from holdfast.engines.memcached import blocking
 from holdfast.engines.memcached.target import MemcachedTarget
 from holdfast.engines.others import Connection
 from holdfast.errors import Unavailable, rounded
-from holdfast.protocol.effects import StepFailed
+from holdfast.protocol.effects import Step, StepFailed
 from holdfast.protocol.wait.notifications import NotificationRouter
 
 _THREADS: Final = 16
@@ -26,17 +26,32 @@ class Engine:
         self._inner = blocking.Engine(target, router, now)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._threads: ThreadPoolExecutor | None = None
+        self._acquiring: dict[str, asyncio.Future[Any]] = {}  # by token
 
     def submit(self, op: Any, timeout: float, reply: asyncio.Future[Any] | None = None) -> asyncio.Future[Any]:
         """A future of the reply to one step, or of its StepFailed."""
         assert self._loop is not None
         future: asyncio.Future[Any] = reply if reply is not None else self._loop.create_future()
-        try:
-            running = self._in_thread(self._inner.call, op, timeout)
-        except RuntimeError:  # the client was closed
-            future.set_exception(self._inner.closed_failure())
-            return future
-        running.add_done_callback(lambda done: _pass_on(done, future))
+        script, token = (op.script, op.args[0]) if isinstance(op, Step) else ("", "")
+
+        def start(_: object = None) -> None:
+            try:
+                running = self._in_thread(self._inner.call, op, timeout, future.done)
+            except RuntimeError:  # the client was closed
+                if not future.done():
+                    future.set_exception(self._inner.closed_failure())
+                return
+            running.add_done_callback(lambda done: _pass_on(done, future))
+            if script == "acquire":
+                self._acquiring[token] = running
+                running.add_done_callback(lambda done: self._acquiring.pop(token, None))
+
+        # An acquire whose caller was cancelled still runs in its thread. The abandon must not overtake it.
+        acquiring = self._acquiring.get(token) if script == "abandon" else None
+        if acquiring is None:
+            start()
+        else:
+            acquiring.add_done_callback(start)
         return future
 
     async def call_each(self, ops: Sequence[Any], timeout: float) -> list[Any]:
@@ -67,11 +82,13 @@ class Engine:
 
     def move_to(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
+        self._acquiring.clear()
 
     def forget(self) -> None:
         """In a forked child: start again with new threads, because the old ones exist in the parent only."""
         self._inner.forget()
         self._loop = self._threads = None
+        self._acquiring.clear()
 
     async def close(self) -> None:
         self._inner.close()
@@ -80,9 +97,11 @@ class Engine:
 
 
 def _pass_on(done: asyncio.Future[Any], future: asyncio.Future[Any]) -> None:
-    if done.cancelled() or future.done():
+    if done.cancelled():
         return
-    error = done.exception()
+    error = done.exception()  # before the next line: asyncio logs an exception that is not asked for
+    if future.done():
+        return
     if error is None:
         future.set_result(done.result())
     else:

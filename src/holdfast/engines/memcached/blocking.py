@@ -45,27 +45,39 @@ class Engine:
         self._closed = False
         router.no_pubsub = True  # memcached has no notifications
 
-    def call(self, op: Step | Command, timeout: float) -> Any:
-        """The reply to one step; StepFailed if there is none."""
+    def call(self, op: Step | Command, timeout: float, given_up: Callable[[], bool] = lambda: False) -> Any:
+        """The reply to one step; StepFailed if there is none. No command is sent after it was given up.
+
+        All commands of a step use one connection: a cas number means nothing to a server that was restarted since.
+        """
         deadline = monotonic() + timeout
         program = program_of(self._items, op, self._now())
-        sent = False
+        connection = self._take(deadline, timeout)
+        done = sent = False
         try:
             command = program.send(None)
             while True:
-                if sent and monotonic() >= deadline:
+                if given_up() or (sent and monotonic() >= deadline):
                     raise self._failure(TimeoutError(), timeout)
                 try:
-                    reply = self._execute(command, timeout, deadline)
+                    if command.args[0] == "clock":
+                        reply = self._read_clock(command, timeout, deadline)
+                    else:
+                        reply = self._perform(connection, command, timeout, deadline)
                 except StepFailed as failed:
                     failed.sent = failed.sent or sent
                     raise
                 sent = True
                 command = program.send(reply)
-        except StopIteration as done:
-            return done.value
+        except StopIteration as result:
+            done = True
+            return result.value
         finally:
             program.close()
+            if done and not self._closed and len(self._idle) < _MOST_IDLE:
+                self._idle.append(connection)
+            else:
+                self._drop(connection)
 
     def call_each(self, ops: Sequence[Any], timeout: float) -> list[Any]:
         """The reply to each step, or its StepFailed. Stops if the server is silent or unreachable."""
@@ -80,26 +92,31 @@ class Engine:
                 replies.append(failed)
         return replies
 
-    def _execute(self, command: Command, timeout: float, deadline: float) -> Any:
+    def _read_clock(self, command: Command, timeout: float, deadline: float) -> Any:
+        """The server's clock. Two new connections, one after the other: see protocol/memcached.py."""
+        reply = None
+        for _ in range(2):
+            connection = self._connect(deadline, timeout)
+            try:
+                reply = self._perform(connection, command, timeout, deadline)
+            finally:
+                self._drop(connection)
+        return reply
+
+    def _perform(self, connection: Connection, command: Command, timeout: float, deadline: float) -> Any:
         if self._closed:
             raise self.closed_failure()
-        deadline = max(deadline, monotonic() + _LEAST)
-        connection = self._take(deadline, timeout)
         try:
-            reply = connection.perform(command, deadline)
-        except BaseException as error:
-            self._drop(connection)
-            if isinstance(error, MemcacheIllegalInputError) and "key" in str(error).lower():
-                # Only of a recipe: other keys are digests if they must be. pymemcache has checked it and sent nothing.
-                raise self._failed(InvalidName(str(command.args[1]), _ALLOWED_KEY), error, sent=False) from None
-            if isinstance(error, (OSError, MemcacheError)):
+            reply = connection.perform(command, max(deadline, monotonic() + _LEAST))
+        except MemcacheIllegalInputError as error:
+            # Only of a recipe: other keys are digests if they must be. pymemcache has checked it and sent nothing.
+            if "key" not in str(error).lower():
                 raise self._failure(error, timeout) from None
-            raise  # an interrupt
+            raise self._failed(InvalidName(str(command.args[1]), _ALLOWED_KEY), error, sent=False) from None
+        except (OSError, MemcacheError) as error:
+            self._items.doubt_clock()
+            raise self._failure(error, timeout) from None
         self._ever_answered = True
-        if self._closed or len(self._idle) >= _MOST_IDLE:
-            self._drop(connection)
-        else:
-            self._idle.append(connection)
         return reply
 
     def closed_failure(self) -> StepFailed:
@@ -107,17 +124,24 @@ class Engine:
         return StepFailed(error, sent=False, retry=False)
 
     def _take(self, deadline: float, timeout: float) -> Connection:
+        """An idle connection, or a new one."""
+        if self._closed:
+            raise self.closed_failure()
         while True:
             try:
                 connection = self._idle.pop()
             except IndexError:
-                break
+                return self._connect(deadline, timeout)
             if not connection.is_out_of_step():
                 return connection
             self._drop(connection)
+            self._items.doubt_clock()  # the server may have been restarted
+
+    def _connect(self, deadline: float, timeout: float) -> Connection:
         try:
             connection = Connection(self._where, max(_LEAST, deadline - monotonic()))
         except OSError as error:
+            self._items.doubt_clock()
             raise self._no_connection(error, timeout) from None
         self._open.add(connection)
         return connection

@@ -25,6 +25,7 @@ from holdfast.protocol.effects import Command
 _MOMENT: Final = 0.001  # seconds
 _SHOWN: Final = 32  # bytes of a bad reply
 _VALUE: Final = re.compile(rb"VALUE ([!-~]{1,250}) \d{1,10} \d{1,10} \d{1,20}")
+_NEVER: Final = 2**40  # seconds since 1970
 _DELETED: Final = frozenset((b"HD", b"EX", b"NF"))  # replies to md
 
 
@@ -100,12 +101,14 @@ class Connection(Client):  # type: ignore[misc]
         return self._bounded.is_readable()
 
     def perform(self, command: Command, deadline: float) -> Any:
-        """The reply to one command: its first word, such as b"STORED", or data and cas.
+        """The reply to one command: its first word, such as b"STORED"; data and cas; or the time.
 
         OSError or MemcacheError if there is none by the deadline, or no valid one.
         """
         assert self._bounded is not None
         self._bounded.expect(deadline)
+        if command.args[0] == "clock":
+            return self._clock()
         name, key, *rest = command.args
         if name == "add":
             _, seconds, data = rest
@@ -124,6 +127,16 @@ class Connection(Client):  # type: ignore[misc]
         if deleted not in _DELETED:
             raise MemcacheUnknownError(line[:_SHOWN])
         return deleted
+
+    def _clock(self) -> int:
+        """The server's clock, in seconds since 1970."""
+        try:
+            time = self.stats()[b"time"]
+        except LookupError:  # pymemcache's own, for a line without a name
+            time = None
+        if not isinstance(time, int) or not 0 < time < _NEVER:
+            raise MemcacheUnknownError(b"stats without a time")
+        return time
 
     def _extract_value(self, expect_cas: bool, line: bytes, buf: bytes, remapped_keys: Any, prefixed_keys: Any) -> Any:
         found = _VALUE.fullmatch(line)

@@ -11,10 +11,9 @@ from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from holdfast.lab.servers.etcd import Etcd
 from holdfast.lab.simulation.machine import Machine
 from holdfast.lab.simulation.process import Cancelled, Process
-from holdfast.lab.simulation.programs import use_etcd
+from holdfast.lab.simulation.programs import use_programs
 from holdfast.lab.simulation.wakeup import Wakeup
 from holdfast.lab.simulation.world import failed, silence
 from holdfast.protocol.effects import Command, Step, StepFailed, wait
@@ -103,8 +102,7 @@ class Site:
         self._process: Process | None = None
         self.machine = Machine(self, name)  # type: ignore[arg-type]
         self.machine.skew_us = skew_us
-        if config.new_store is Etcd:
-            use_etcd(self.machine)
+        use_programs(self.machine, config.new_store)
 
     # The interface of a World, for the machine.
 

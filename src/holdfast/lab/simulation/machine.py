@@ -20,7 +20,9 @@ from holdfast.lab.simulation.wakeup import Wakeup
 from holdfast.protocol import effects as fx
 from holdfast.protocol.closing import give_back, lose_all
 from holdfast.protocol.hold import Hold
+from holdfast.protocol.intents.session import Session
 from holdfast.protocol.keepalive import LeaseRegistry, keep
+from holdfast.protocol.memcached import Items
 from holdfast.protocol.wait.cohort import Cohorts
 from holdfast.protocol.wait.notifications import NotificationRouter
 from holdfast.statistics import NodeStatistics
@@ -58,7 +60,7 @@ class Machine:
         self.router.channel = f"bell:{self.name}"
         self.cohorts = Cohorts(Wakeup)
         self.keeper: Process | None = None
-        self.session: LabSession | None = None  # of a client of etcd, whose steps are programs
+        self.session: LabSession | Items | None = None  # of a client of etcd or memcached, whose steps are programs
 
     def now(self) -> float:
         return self.world.now_us / 1e6
@@ -120,7 +122,7 @@ class Machine:
     # Notifications.
 
     def hear(self, message: bytes) -> None:
-        if self.session is not None:
+        if isinstance(self.session, Session):
             self.session.call(message.split(b" ")[0].decode())
         self.do(lambda: self.router.deliver(message, self.now()))
 

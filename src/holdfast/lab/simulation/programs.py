@@ -1,8 +1,8 @@
-"""Protocols on a model of etcd: a program runs each step, request by request.
+"""Protocols on a model of etcd or memcached: a program runs each step, request by request.
 
 ``expanded`` sits between a protocol and the machine that runs it. Each request of a program is a separate call. So a
-search can lose, delay and repeat each request, and let other clients act between any two of them. The engine for etcd
-runs the same programs over HTTP.
+search can lose, delay and repeat each request, and let other clients act between any two of them. The engines
+run the same programs.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from holdfast.lab.servers.etcd import LEASE_UNKNOWN, Refused
+from holdfast.lab.servers.etcd import LEASE_UNKNOWN, Etcd, Refused
+from holdfast.lab.servers.memcached import Memcached
+from holdfast.protocol import memcached
 from holdfast.protocol.effects import Call, CallEach, Command, Effects, Step, StepFailed, clock
 from holdfast.protocol.intents.programs import can_join, joint_program, program_of
 from holdfast.protocol.intents.refusals import known_refusal
@@ -27,6 +29,7 @@ from holdfast.protocol.intents.requests import (
     Watch,
 )
 from holdfast.protocol.intents.session import Session
+from holdfast.protocol.memcached import Items
 
 if TYPE_CHECKING:
     from holdfast.lab.simulation.machine import Machine
@@ -49,7 +52,21 @@ def use_etcd(machine: Machine) -> None:
     machine.registry.keys_expire = False
 
 
-def expanded(routine: Any, session: LabSession, channel: str) -> Generator[Any, Any, Any]:
+def use_memcached(machine: Machine) -> None:
+    """Let everything that this machine runs from now on use memcached."""
+    machine.session = Items()
+    machine.router.no_pubsub = True
+
+
+def use_programs(machine: Machine, new_store: object) -> None:
+    """Let this machine use the programs for servers of that class, if they run no scripts."""
+    if isinstance(new_store, type) and issubclass(new_store, Etcd):
+        use_etcd(machine)
+    elif isinstance(new_store, type) and issubclass(new_store, Memcached):
+        use_memcached(machine)
+
+
+def expanded(routine: Any, session: LabSession | Items, channel: str) -> Generator[Any, Any, Any]:
     """The same routine, with the requests of programs in place of steps."""
     advance: Any = routine.send
     value: Any = None
@@ -75,19 +92,41 @@ def expanded(routine: Any, session: LabSession, channel: str) -> Generator[Any, 
         routine.close()
 
 
-def _run_one(effect: Call, session: LabSession, channel: str) -> Effects[Any]:
+def _run_one(effect: Call, session: LabSession | Items, channel: str) -> Effects[Any]:
     if isinstance(effect.step, Command) and effect.step.args[0] == PLAIN:
         reply = yield effect
         if isinstance(reply, Refused):
             raise _failure(reply)
         return reply
-    program = program_of(session, effect.step, (yield from clock()))
+    now = yield from clock()
+    if isinstance(session, Items):
+        return (yield from _run_commands(memcached.program_of(session, effect.step, now), effect))
+    program = program_of(session, effect.step, now)
     return (yield from _run(program, [effect.step], session, channel, effect.timeout, shielded=effect.shielded))
 
 
-def _run_each(effect: CallEach, session: LabSession, channel: str) -> Effects[list[Any]]:
+def _run_commands(program: memcached.Program, effect: Call) -> Effects[Any]:
+    """Run a program of memcached."""
+    sent = False
+    try:
+        command = program.send(None)
+        while True:
+            try:
+                reply = yield effect._replace(step=command)
+            except StepFailed as failed:
+                failed.sent = failed.sent or sent
+                raise
+            sent = True
+            command = program.send(reply)
+    except StopIteration as done:
+        return done.value
+    finally:
+        program.close()
+
+
+def _run_each(effect: CallEach, session: LabSession | Items, channel: str) -> Effects[list[Any]]:
     now = yield from clock()
-    if can_join(effect.steps):
+    if isinstance(session, LabSession) and can_join(effect.steps):
         try:
             replies: list[Any] = yield from _run(
                 joint_program(session, effect.steps, now), effect.steps, session, channel, effect.timeout
@@ -98,8 +137,7 @@ def _run_each(effect: CallEach, session: LabSession, channel: str) -> Effects[li
     replies = []
     for step in effect.steps:
         try:
-            program = program_of(session, step, now)
-            replies.append((yield from _run(program, [step], session, channel, effect.timeout)))
+            replies.append((yield from _run_one(Call(step, effect.timeout, False), session, channel)))
         except StepFailed as failed:
             replies.append(failed)
     return replies

@@ -26,6 +26,7 @@ from holdfast.lab.subjects.etcd import etcd_config
 from holdfast.lab.subjects.handover import handover_config
 from holdfast.lab.subjects.intents import ETCD_AGAIN, ETCD_EXTENDED, ETCD_FAILS, ETCD_READER, ETCD_TRIES
 from holdfast.lab.subjects.latch import latch_config
+from holdfast.lab.subjects.memcached import Resumed, memcached_config
 from holdfast.lab.subjects.pools import rwlock_config, semaphore_config
 from holdfast.lab.subjects.rlock import rlock_config
 from holdfast.lab.subjects.rows import crowd_config, fenced_config
@@ -46,6 +47,8 @@ _BROKEN: Final = tuple(name for name in CHECKS if name not in ("MutualExclusion"
 _ON_ETCD: Final = tuple(name for name in _UNORDERED if not name.startswith("OwnerOnly"))
 # The keys that a client has handed over have its name, so what a client leaves behind cannot be judged.
 _OF_HOLDERS: Final = ("MutualExclusion", "FencedSafety", "NoFalseHold", "FenceMonotone")
+# No fences, and no queue.
+_ON_MEMCACHED: Final = tuple(name for name in _UNORDERED if "Fence" not in name)
 # Not all clients want the same name: two may hold a lock at once, and fences of different names have no common order.
 _NAMES: Final = (*SEVERAL_CHECKS, "NoFalseHold", "NoOrphan", "NoLostWakeup", "AcquireTotality")
 _FAILING_CACHE: Final = (*CACHE_CHECKS, "NoOrphan", "NoLostWakeup", "AcquireTotality")
@@ -130,6 +133,10 @@ PRIMITIVES: Final[dict[str, Primitive]] = {
     "etcd:hand_over:fails": Primitive(ETCD_FAILS, _ON_ETCD, ETCD_KINDS),
     "etcd:try": Primitive(ETCD_TRIES, ("PermitCount", *_POOL), ETCD_KINDS),
     "etcd:downgrade": Primitive(ETCD_READER, ("ModeExclusion", *_POOL), ETCD_KINDS),
+    "memcached": Primitive(memcached_config, _ON_MEMCACHED),
+    "memcached:resumed": Primitive(
+        partial(memcached_config, Resumed, renew=False, stay_us=2_900_000, leaves_us=AT_ONCE), _ON_MEMCACHED
+    ),
     "cache": Primitive(partial(cache_config, leaves_us=AT_ONCE), _CACHE),
     "cache:failing": Primitive(partial(cache_config, "VFI", leaves_us=AT_ONCE), _FAILING_CACHE),
     "cache:stale": Primitive(partial(cache_config, "RLI", ttl=0.05, stale=60.0, leaves_us=AT_ONCE), _CACHE),
