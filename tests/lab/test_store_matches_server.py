@@ -432,10 +432,10 @@ def test_what_spoils_a_transaction(server: Server, both: Both, before: str, writ
 
 def test_a_watched_key_that_expires_spoils_the_transaction(server: Server, wire: Wire, both: Both) -> None:
     connection, session = Wire(server.port), both.store.session("one")
-    both("SET k 1 PX 5")
+    both("SET k 1 PX 500")  # it must still be there when it is watched
     for words in (["WATCH", "k"], ["MULTI"]):
         assert connection.execute(*words) == session.execute(*words)
-    wire.execute("DEBUG", "SLEEP", "0.02")
+    wire.execute("DEBUG", "SLEEP", "0.6")
     both("PING")  # The store's clock follows the server's.
     assert connection.execute("EXEC") is session.execute("EXEC") is None
     connection.close()
