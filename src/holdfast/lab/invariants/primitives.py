@@ -15,6 +15,8 @@ Each is a function of a history, as in ``locks``. They are not part of the matri
 | outlives | it relies on its lease for longer than the server keeps it |
 | overdue | its term has ended, it runs, and it was not notified |
 | unaware | its key has been gone for too long, and it was not notified |
+| old_primary | a primary that was replaced has executed a step of it, a second after all Sentinels knew the new one |
+| two_holders | it holds the lock and another client does, too, when both must know the new primary |
 | torn | it holds some of the names that it wants, and not the others |
 | uneven | it is in two queues with two times of arrival |
 | overtaken | it is in the queues of all its names, and a client that arrived later was granted one of them |
@@ -31,6 +33,19 @@ from holdfast.lab.invariants.several import SEVERAL_CHECKS
 
 PRIMITIVE_CHECKS: Final[dict[str, Check]] = {**POOL_CHECKS, **CACHE_CHECKS, **SEVERAL_CHECKS}
 _COUNTS_DOWN: Final = "latch_count_down "
+
+
+@invariant(PRIMITIVE_CHECKS, "OnePrimary", "old_primary", "two_holders")
+def one_primary(history: History) -> Report:
+    """Clients that can ask a Sentinel use the same primary, from a second after all Sentinels know it.
+
+    What the old primary granted in that second ends at its next renewal, so two clients do not hold the lock after it.
+    """
+    why = {
+        "old_primary": "{0} uses a primary that all Sentinels know to be replaced",
+        "two_holders": "{0} holds the lock, and another client holds it at the other primary",
+    }
+    return never(history, why, "granted")
 
 
 @invariant(PRIMITIVE_CHECKS, "ShutUntilZero", "passed")

@@ -14,6 +14,7 @@ from holdfast.lab.invariants.history import BROKEN, Event
 from holdfast.lab.invariants.locks import CHECKS
 from holdfast.lab.invariants.primitives import PRIMITIVE_CHECKS
 from holdfast.lab.report.trace import Moment
+from holdfast.lab.search.failover import is_at_old
 from holdfast.lab.search.faults import SERVER_WIDE
 from holdfast.lab.search.model import Model
 from holdfast.lab.search.site import Failure, Request
@@ -59,6 +60,17 @@ _RESHARDS: Final = {
     "moved": "The slot of the key moves to another node.",
     "moving": "The slot of the key begins to move to another node. No key has moved yet.",
     "divided": "The slot of the key begins to move to another node. Some keys have moved.",
+}
+
+
+_FAILOVER: Final = {
+    "elect": "The Sentinels agree on a failover, and the first of them leads it.",
+    "promote": "A replica is promoted. The Sentinel that leads goes on listing the old primary.",
+    "hear": "The second Sentinel hears of the new primary.",
+    "follow": "Another replica follows the new primary.",
+    "end": "The failover ends: the leader lists the new primary.",
+    "resume": "The old primary resumes.",
+    "demote": "The old primary is demoted.",
 }
 
 
@@ -134,6 +146,8 @@ class _Description:
         kind = choice[0]
         if kind == "time":
             return "time", self._time_passes(), "", "", ""
+        if kind == "failover":
+            return "server", _FAILOVER[choice[1]], "", "", ""
         if kind == "moved":
             return "server", "The slot of the key has moved to another node.", "", "", ""
         if kind == "fault":
@@ -188,7 +202,8 @@ class _Description:
     def _exchange(self, client: int, request: Request) -> tuple[str, str, str]:
         """The command, the reply, and the meaning of the reply."""
         model = self.model
-        done = model.server.execute(self.before.store, request, model.channels[client])
+        store = self.before.old if is_at_old(self.after, client) else self.before.store
+        done = model.server.execute(store, request, model.channels[client])
         if request.listens:
             return "SUBSCRIBE", "OK", "subscribes, to be woken at its turn"
         commands = "; ".join(command_text(op) for op in request.ops)

@@ -275,6 +275,7 @@ def commutes(choice: Choice, before: State, after: State) -> bool:
         and after.now_us == before.now_us
         and after.tracked == before.tracked
         and after.free_since == before.free_since
+        and after.fleet == before.fleet
     )
 
 

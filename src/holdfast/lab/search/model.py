@@ -24,6 +24,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from holdfast.lab.invariants.history import Event
+from holdfast.lab.search.failover import is_out, new_fleet, steps_of
 from holdfast.lab.search.local import Local
 from holdfast.lab.search.server import Server
 from holdfast.lab.search.site import Input, Request, Site
@@ -104,7 +105,7 @@ class Model:
         zeros = (0,) * clients
         return State(
             0, self.server.first, tuple(roots), stopped=zeros, held_back=(False,) * clients, since=zeros,
-            faults=faults, touched=touched,
+            faults=faults, touched=touched, fleet=new_fleet(self.config),
         )  # fmt: skip
 
     # Moves.
@@ -172,6 +173,8 @@ class Model:
                 yield "leave", client
         if state.moved_by == state.now_us + MOVING_US:
             yield ("moved",)
+        for step in steps_of(state, self.config):
+            yield "failover", step
         for name, item in under_way(state):
             is_late = item.kind == "late" and not state.stopped[item.client]
             is_due = is_late and item.content.is_overtaken(state, item.client)
@@ -223,7 +226,7 @@ class Model:
     def _may_come(self, state: State) -> bool:
         """Whether the next client may come. If all clients run the same program, each comes after the previous one has
         moved: an earlier arrival would give the same run with exchanged names."""
-        if state.come == self.config.clients:
+        if state.come == self.config.clients or is_out(state.fleet):
             return False
         last = state.come - 1
         return last < 0 or not self.config.alike or bool(state.stopped[last]) or self.locals[state.locals[last]].moved

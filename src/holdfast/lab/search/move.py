@@ -50,6 +50,8 @@ class Move:
         self.broken_links = state.broken_links
         self.moved_by = state.moved_by
         self.outdated = state.outdated
+        self.fleet = state.fleet
+        self.old = state.old
         self.events: list[Event] = []
 
     def _event(self, client: int, kind: str, **facts: Any) -> None:

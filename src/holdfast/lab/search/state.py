@@ -63,6 +63,9 @@ class Config(NamedTuple):
     horizon_us: int = 10_000_000
     overtaking: bool = False  # notifications, and replies to later steps, may arrive before the reply to a step
     lag: int = 1  # how many of the last writes a replica may lack
+    sentinels: tuple[tuple[int, ...], ...] = ()  # for each client those that it asks, in this order: see failover.py
+    beside: bool = False  # a replica follows the old primary for a while
+    hangs: bool = False  # the old primary hangs, and clients come after it was replaced
     promotes: str = ""  # if grants are confirmed, which replica takes over: a "confirmed" one has all of them, or "any"
     patience: float | None = 4.5  # how long a client waits for the lock; None forever
     idle_us: int = 200_000  # how long a lock may stay free while a client waits for it
@@ -99,6 +102,8 @@ class State(NamedTuple):
     before: tuple[int, ...] = ()  # earlier stores, which a replica may still have
     broken_links: frozenset[str] = frozenset()  # dedicated connections to a server that was replaced
     moved_by: int = 0  # when the slot will have moved; 0 if it is not moving
+    fleet: Any = None  # the Fleet of a failover that Sentinels lead
+    old: int = 0  # the store of a primary that was replaced, and goes on
     outdated: int = 0  # the clients that would send their next step to the old node of the slot, as bits
 
 

@@ -27,8 +27,9 @@ from __future__ import annotations
 from typing import Any, Final
 
 from holdfast.lab.invariants.history import Event
+from holdfast.lab.search.failover import Failover
 from holdfast.lab.search.faults import SERVER_WIDE
-from holdfast.lab.search.move import REFUSAL, Move
+from holdfast.lab.search.move import REFUSAL
 from holdfast.lab.search.state import NEVER, NOBODY, Choice, State, Under, under_way
 from holdfast.lab.servers.etcd import Etcd
 
@@ -36,7 +37,7 @@ AWAY_US: Final = 100_000  # how long a server that restarts, or is replaced, is 
 MOVING_US: Final = 100_000  # how long a slot moves key by key, if not in an instant
 
 
-class Transition(Move):
+class Transition(Failover):
     """Computes one transition."""
 
     def make(self, choice: Choice) -> tuple[State, tuple[Event, ...]]:
@@ -64,6 +65,8 @@ class Transition(Move):
             self._feed(choice[1], "start")
         elif kind == "moved":
             self._move_slot()
+        elif kind == "failover":
+            self.advance(choice[1])
         elif choice[1] == "skew":
             client, sign = choice[2], choice[3]
             skews = [0] * self.config.clients
@@ -241,7 +244,7 @@ class Transition(Move):
             tuple(self.held_back), tuple(self.since), self.tracked, self.faults, self.owner, was.free_since,
             tuple(self.arrived), self.touched, self.come, self.fence,
             self.before if self.faults < self.config.most_faults else (), self.broken_links, self.moved_by,
-            self.outdated,
+            self.fleet, self.old, self.outdated,
         )  # fmt: skip
         free = self.model.is_free(state)
         if not free and not self._is_unknown_to_its_owner(state):

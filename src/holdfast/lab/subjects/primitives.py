@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 from holdfast.lab.invariants.cache import CACHE_CHECKS
 from holdfast.lab.invariants.locks import CHECKS
 from holdfast.lab.invariants.several import SEVERAL_CHECKS
+from holdfast.lab.search.failover import two_holders
 from holdfast.lab.search.faults import DEFAULT_FAULTS, UNRELIABLE_SERVER
 from holdfast.lab.search.state import Config
 from holdfast.lab.search.visits import AT_ONCE
@@ -60,10 +61,13 @@ _LATCH: Final = ("ShutUntilZero", "CountedOnce", "NoLostWakeup", "NoOrphan")
 ETCD_KINDS: Final = (*DAILY_KINDS, "refused")
 # A slot that moves loses nothing. A failover loses what no replica had; with ``replicas=`` every grant was confirmed.
 _MOVING: Final = (*DAILY_KINDS, "reshard")
-# Renewals are not confirmed: "replicas:paused" searches a holder that is paused when a renewal is lost.
+# "replicas:paused" searches a holder that is paused when a renewal is lost.
 _REPLACED: Final = (*(kind for kind in DAILY_KINDS if kind != "pause"), "failover", "unconfirmed")
 # Without Fifo: a grant has not returned while it is being confirmed, so later waiters seem to be passed over.
 _REPLICAS: Final = partial(fenced_config, replicas=1, lag=3, leaves_us=AT_ONCE)
+# Two clients, which come at any time, try once, and hold the lock for long.
+_LONG: Final = partial(fenced_config, clients=2, alike=False, late=True, patience=0.0, stay_us=3_500_000, leaves_us=())
+_CUT_OFF: Final = partial(_LONG, replicas=1, sentinels=((), (0,)))
 
 
 class Primitive(NamedTuple):
@@ -101,7 +105,17 @@ PRIMITIVES: Final[dict[str, Primitive]] = {
         partial(fenced_config, replicas=1, promotes="confirmed", clients=2, late=True, stay_us=3_100_000, leaves_us=()),
         ("MutualExclusion", "FencedSafety", "FenceMonotone"),
         ("failover", "pause"),
-        ("MutualExclusion",),
+    ),
+    # The first client is cut off with the old primary; the other asks the Sentinels.
+    "replicas:cut": Primitive(_CUT_OFF, ("MutualExclusion", "FencedSafety"), ("crash", "pause")),
+    "replicas:beside": Primitive(
+        partial(_CUT_OFF, beside=True), ("MutualExclusion",), ("crash", "pause"), ("MutualExclusion",)
+    ),
+    "sentinel": Primitive(
+        partial(_LONG, sentinels=((0, 1), (1, 0)), looks=two_holders), ("OnePrimary",), ("crash", "pause")
+    ),
+    "sentinel:resumes": Primitive(
+        partial(_LONG, sentinels=((0, 1), (1, 0)), looks=two_holders, hangs=True), ("OnePrimary",), ("crash", "pause")
     ),
     "latch": Primitive(latch_config, _LATCH, (*DAILY_KINDS, "duplicate")),
     "latch:barrier": Primitive(partial(latch_config, "BBB", 3), _LATCH, (*DAILY_KINDS, "duplicate")),

@@ -1,0 +1,77 @@
+"""Failovers that Sentinels lead, in the search: two views of which server is the primary, and confirmed renewals.
+
+Each planted mistake is what an earlier version did.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import pytest
+
+from holdfast.lab.report.story import tell
+from holdfast.lab.search.explorer import Explorer
+from holdfast.lab.search.failover import ENDED, NEW, OLD, PROMOTED, Fleet, Followed
+from holdfast.lab.subjects.primitives import PRIMITIVES
+from holdfast.protocol import keepalive, primary
+from holdfast.protocol.primary import ASK_AGAIN, BEHIND, DOWN, FOLLOW, REPLACED, Sighting, choose
+from tests.lab.mutations import Mistake, in_python, plant
+
+ROWS: Final = ["sentinel", "sentinel:resumes", "replicas:cut", "replicas:beside"]
+
+MISTAKES: Final[dict[str, Mistake]] = {
+    "client_that_goes_by_the_list_of_the_leader": (
+        *in_python(primary, "choose", "endpoint = seen.address or seen.listed", "endpoint = seen.listed"),
+        *in_python(primary, "choose", "ASK_AGAIN if seen.promoted else FOLLOW", "FOLLOW"),
+    ),
+    "client_that_goes_back_to_an_earlier_epoch": in_python(primary, "choose", "seen.epoch < known_epoch", "False"),
+    "renewal_that_counts_before_replicas_have_it": (
+        *in_python(keepalive, "_renew", "if needs_replicas(hold, asked_at)", "if False"),
+        *in_python(keepalive, "_renew", "if hold.options.replicas:", "if False:"),
+    ),
+}
+
+CAUGHT: Final = [
+    ("client_that_goes_by_the_list_of_the_leader", "sentinel", "OnePrimary"),
+    ("client_that_goes_by_the_list_of_the_leader", "sentinel", "OneHolder"),
+    ("client_that_goes_by_the_list_of_the_leader", "sentinel:resumes", "OnePrimary"),
+    ("client_that_goes_by_the_list_of_the_leader", "sentinel:resumes", "OneHolder"),
+    ("renewal_that_counts_before_replicas_have_it", "replicas:cut", "MutualExclusion"),
+]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("mistake", "row", "invariant"), CAUGHT)
+def test_what_an_earlier_version_did_is_found_without_a_fault(
+    monkeypatch: pytest.MonkeyPatch, mistake: str, row: str, invariant: str
+) -> None:
+    plant(MISTAKES[mistake], monkeypatch)
+    primitive = PRIMITIVES[row]
+    explorer = Explorer(primitive.config(kinds=()), invariants=primitive.invariants, stop_at=[invariant])
+    explorer.search(0)
+    assert invariant in explorer.broken
+    found = explorer.broken[invariant]
+    told = tell(found.config, found.choices, invariant)
+    assert told[-1].violation
+    assert any("A replica is promoted" in moment.does for moment in told)
+
+
+@pytest.mark.long
+def test_an_unconfirmed_renewal_is_found_with_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(MISTAKES["renewal_that_counts_before_replicas_have_it"], monkeypatch)
+    primitive = PRIMITIVES["replicas:paused"]
+    config = primitive.config(kinds=primitive.kinds)
+    explorer = Explorer(config, invariants=primitive.invariants, stop_at=["MutualExclusion"])
+    explorer.search(2, states=30_000)
+    assert {*explorer.broken} == {"MutualExclusion"}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("row", ROWS)
+def test_nothing_breaks_but_what_a_row_is_known_to_break(row: str) -> None:
+    primitive = PRIMITIVES[row]
+    explorer = Explorer(primitive.config(kinds=primitive.kinds), invariants=primitive.invariants)
+    assert explorer.search(0, ())
+    explorer.search(1, primitive.kinds, states=explorer.states + 3_000)
+    assert {*explorer.broken} == {*primitive.limits}
+    assert explorer.known == {*primitive.invariants}
