@@ -11,11 +11,42 @@ import pytest
 
 from holdfast.lab.report.story import tell
 from holdfast.lab.search.explorer import Explorer
-from holdfast.lab.search.failover import ENDED, NEW, OLD, PROMOTED, Fleet, Followed
+from holdfast.lab.search.failover import ELECTED, ENDED, NEW, OLD, PROMOTED, Fleet
 from holdfast.lab.subjects.primitives import PRIMITIVES
 from holdfast.protocol import keepalive, primary
 from holdfast.protocol.primary import ASK_AGAIN, BEHIND, DOWN, FOLLOW, REPLACED, Sighting, choose
 from tests.lab.mutations import Mistake, in_python, plant
+
+
+@pytest.mark.parametrize(
+    ("seen", "known", "verdict", "endpoint"),
+    [
+        (Sighting(OLD, OLD, 4), 4, FOLLOW, OLD),
+        (Sighting(OLD, OLD, 4, up=False), 4, DOWN, OLD),
+        (Sighting(OLD, OLD, 4), 5, BEHIND, OLD),
+        (Sighting(OLD, OLD, 4, failing_over=True), 4, FOLLOW, OLD),
+        (Sighting(NEW, OLD, 5, failing_over=True, promoted=True, up=False), 4, FOLLOW, NEW),
+        (Sighting(NEW, OLD, 5, failing_over=True, promoted=True), 6, BEHIND, NEW),
+        (Sighting(OLD, OLD, 5, failing_over=True, promoted=True), 4, ASK_AGAIN, OLD),
+        (Sighting(OLD, NEW, 5), 4, ASK_AGAIN, OLD),
+        (Sighting(None, OLD, 4), 4, FOLLOW, OLD),
+        (Sighting(None, OLD, 5, failing_over=True, promoted=True), 4, REPLACED, OLD),
+    ],
+)
+def test_what_one_answer_means(seen: Sighting, known: int, verdict: str, endpoint: tuple[str, int]) -> None:
+    choice = choose(seen, known)
+    assert (choice.verdict, choice.endpoint, choice.epoch) == (verdict, endpoint, seen.epoch)
+
+
+def test_the_leader_lists_the_old_primary_with_the_new_epoch_until_the_failover_ends() -> None:
+    """As tests/sentinel/test_hung_replica.py sees it on real servers."""
+    fleet = Fleet((), phase=ELECTED)
+    assert fleet.seen_by(0) == Sighting(OLD, OLD, 0, failing_over=True)
+    assert fleet._replace(phase=PROMOTED).seen_by(0) == Sighting(NEW, OLD, 1, failing_over=True, promoted=True)
+    assert fleet._replace(phase=PROMOTED).seen_by(1) == Sighting(OLD, OLD, 0)
+    assert fleet._replace(phase=PROMOTED, heard_us=1).seen_by(1) == Sighting(NEW, NEW, 1)
+    assert fleet._replace(phase=ENDED).seen_by(0) == Sighting(NEW, NEW, 1)
+
 
 ROWS: Final = ["sentinel", "sentinel:resumes", "replicas:cut", "replicas:beside"]
 
@@ -36,6 +67,7 @@ CAUGHT: Final = [
     ("client_that_goes_by_the_list_of_the_leader", "sentinel", "OneHolder"),
     ("client_that_goes_by_the_list_of_the_leader", "sentinel:resumes", "OnePrimary"),
     ("client_that_goes_by_the_list_of_the_leader", "sentinel:resumes", "OneHolder"),
+    ("client_that_goes_back_to_an_earlier_epoch", "sentinel:resumes", "OnePrimary"),
     ("renewal_that_counts_before_replicas_have_it", "replicas:cut", "MutualExclusion"),
 ]
 

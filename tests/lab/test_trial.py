@@ -73,7 +73,7 @@ def test_how_far_it_came(explored: int, verdict: Verdict, passed: bool, said: st
 
 @pytest.mark.parametrize(("verdict", "passed"), [(BROKEN, True), (HOLDS, False)])
 def test_a_limit_of_a_row_must_be_found(verdict: Verdict, passed: bool) -> None:
-    tried = Tried("replicas:paused", 2, 1234, 2, {"MutualExclusion": verdict, "FencedSafety": HOLDS}, ())
+    tried = Tried("replicas:beside", 2, 1234, 2, {"MutualExclusion": verdict, "FencedSafety": HOLDS}, ())
     assert tried.is_passed == passed
     assert not tried._replace(verdicts={"MutualExclusion": verdict, "FencedSafety": BROKEN}).is_passed
     assert tried._replace(late=True).is_passed

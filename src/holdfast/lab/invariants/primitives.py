@@ -16,6 +16,7 @@ Each is a function of a history, as in ``locks``. They are not part of the matri
 | overdue | its term has ended, it runs, and it was not notified |
 | unaware | its key has been gone for too long, and it was not notified |
 | old_primary | a primary that was replaced has executed a step of it, a second after all Sentinels knew the new one |
+| went_back | it uses a primary again of which it knew that it was replaced |
 | two_holders | it holds the lock and another client does, too, when both must know the new primary |
 | torn | it holds some of the names that it wants, and not the others |
 | uneven | it is in two queues with two times of arrival |
@@ -35,17 +36,27 @@ PRIMITIVE_CHECKS: Final[dict[str, Check]] = {**POOL_CHECKS, **CACHE_CHECKS, **SE
 _COUNTS_DOWN: Final = "latch_count_down "
 
 
-@invariant(PRIMITIVE_CHECKS, "OnePrimary", "old_primary", "two_holders")
+@invariant(PRIMITIVE_CHECKS, "OnePrimary", "old_primary", "went_back")
 def one_primary(history: History) -> Report:
-    """Clients that can ask a Sentinel use the same primary, from a second after all Sentinels know it.
+    """From a second after all Sentinels know the new primary, no client that can ask them uses the old one.
 
-    What the old primary granted in that second ends at its next renewal, so two clients do not hold the lock after it.
+    And no client goes back to the old primary.
     """
     why = {
         "old_primary": "{0} uses a primary that all Sentinels know to be replaced",
-        "two_holders": "{0} holds the lock, and another client holds it at the other primary",
+        "went_back": "{0} goes back to a primary that it knows to be replaced",
     }
     return never(history, why, "granted")
+
+
+@invariant(PRIMITIVE_CHECKS, "OneHolder", "two_holders")
+def one_holder(history: History) -> Report:
+    """Two clients do not hold the lock, once all Sentinels know the new primary and each holder has renewed there.
+
+    What the old primary granted until a second after that is told of its loss at its next renewal.
+    """
+    why = "{0} holds the lock at one primary, and another client holds it at the other"
+    return never(history, {"two_holders": why}, "granted")
 
 
 @invariant(PRIMITIVE_CHECKS, "ShutUntilZero", "passed")

@@ -195,22 +195,24 @@ class Failover(Move):
         """Let the client ask again which server is the primary, if it is time."""
         assert self.fleet is not None
         known = self.fleet.follows[client]
-        if self.now < known.ask_at_us or known.endpoint is NEW:  # there is only one failover
+        if self.now < known.ask_at_us:
             return
         for sentinel in self.config.sentinels[client]:
             choice = primary.choose(self.fleet.seen_by(sentinel), known.epoch)
             if choice.verdict is FOLLOW:
-                moves = choice.endpoint is NEW
-                ask_at_us = 0 if moves else self.now + ASK_EVERY_US
+                ask_at_us = self.now + ASK_EVERY_US
                 self._know(client, endpoint=choice.endpoint, epoch=choice.epoch, ask_at_us=ask_at_us)
-                if moves:
+                if choice.endpoint is not known.endpoint:
                     self._drop_connections(client)
+                if choice.endpoint is OLD and known.endpoint is NEW:
+                    self._event(client, "went_back")
                 return
 
     def _drop_connections(self, client: int) -> None:
-        channel = self.model.channels[client]
-        if self.stopped[client] != NEVER and channel.encode() in self.server.store(self.old).subscribed:
+        channel, server = self.model.channels[client], self.server
+        subscribed = server.store(self.old).subscribed | server.store(self.store).subscribed
+        if self.stopped[client] != NEVER and channel.encode() in subscribed:
             self.under_way.append(Under("cut", client, None))
-        self.old = self.server.hang_up(self.old, (), channel)
+        self.old, self.store = (server.hang_up(store, (), channel) for store in (self.old, self.store))
         self.tracked = frozenset(pair for pair in self.tracked if pair[1] != client)
         self.broken_links |= frozenset(self.model.locals[self.locals[client]].links)

@@ -67,6 +67,7 @@ _REPLACED: Final = (*(kind for kind in DAILY_KINDS if kind != "pause"), "failove
 _REPLICAS: Final = partial(fenced_config, replicas=1, lag=3, leaves_us=AT_ONCE)
 # Two clients, which come at any time, try once, and hold the lock for long.
 _LONG: Final = partial(fenced_config, clients=2, alike=False, late=True, patience=0.0, stay_us=3_500_000, leaves_us=())
+_SENTINELS: Final = partial(_LONG, sentinels=((0, 1), (1, 0)), looks=two_holders)
 _CUT_OFF: Final = partial(_LONG, replicas=1, sentinels=((), (0,)))
 
 
@@ -111,12 +112,8 @@ PRIMITIVES: Final[dict[str, Primitive]] = {
     "replicas:beside": Primitive(
         partial(_CUT_OFF, beside=True), ("MutualExclusion",), ("crash", "pause"), ("MutualExclusion",)
     ),
-    "sentinel": Primitive(
-        partial(_LONG, sentinels=((0, 1), (1, 0)), looks=two_holders), ("OnePrimary",), ("crash", "pause")
-    ),
-    "sentinel:resumes": Primitive(
-        partial(_LONG, sentinels=((0, 1), (1, 0)), looks=two_holders, hangs=True), ("OnePrimary",), ("crash", "pause")
-    ),
+    "sentinel": Primitive(_SENTINELS, ("OnePrimary", "OneHolder"), ("crash", "pause")),
+    "sentinel:resumes": Primitive(partial(_SENTINELS, hangs=True), ("OnePrimary", "OneHolder"), ("crash", "pause")),
     "latch": Primitive(latch_config, _LATCH, (*DAILY_KINDS, "duplicate")),
     "latch:barrier": Primitive(partial(latch_config, "BBB", 3), _LATCH, (*DAILY_KINDS, "duplicate")),
     "rlock": Primitive(rlock_config, (*_LOCK, "LevelCount")),
