@@ -33,21 +33,22 @@ FACE = {
 
 # A part may import itself, what is in its own row, and nothing else of Holdfast.
 MAY_IMPORT = {
-    "holder": set(),
+    "untrusted": {"lease"},
+    "holder": {"untrusted"},
     "errors": {"holder"},
     "events": {"errors", "holder"},
     "metrics": {"errors", "events"},
     "otel": {"errors", "events"},
-    "names": {"errors"},
+    "names": {"errors", "untrusted"},
     "url": {"errors"},
     "lua": set(),
     "lease": {"protocol"},  # for the types of annotations only
-    "options": {"errors", "holder"},
-    "guard": {"errors", "lease", "lua", "names", "options"},
+    "options": {"errors", "holder", "untrusted"},
+    "guard": {"errors", "lease", "lua", "names", "options", "untrusted"},
     "decorated": {"errors", "lease", "protocol"},
     "face": {"errors", "lease", "names", "options", "protocol"},
-    "protocol": {"errors", "events", "holder", "lease", "names", "options"},
-    "engines": {"errors", "lua", "names", "protocol", "url"},
+    "protocol": {"errors", "events", "holder", "lease", "names", "options", "untrusted"},
+    "engines": {"errors", "lua", "names", "protocol", "url", "untrusted"},
     "statistics": {"protocol"},
     "drivers": {"engines", "errors", "events", "holder", "lease", "protocol", "statistics"},
     "blocking": FACE,
@@ -66,7 +67,20 @@ MAY_IMPORT = {
     },  # engines for replays on a real server
     "__main__": {"cli"},
     "cli": {
-        *("aio", "blocking", "drivers", "errors", "guard", "holder", "lab", "names", "options", "protocol", "url"),
+        *(
+            "aio",
+            "blocking",
+            "drivers",
+            "errors",
+            "guard",
+            "holder",
+            "lab",
+            "names",
+            "options",
+            "protocol",
+            "untrusted",
+            "url",
+        ),
         "__init__",
     },  # names and protocol for the doctor, which asks the server what no client asks
     "__init__": {
@@ -196,3 +210,21 @@ def test_a_folder_can_be_seen_at_once() -> None:
     counts = {folder: sum(path.suffix in (".py", ".lua") for path in folder.iterdir()) for folder in folders}
     crowded = {str(folder.relative_to(SRC)): count for folder, count in counts.items() if count > 16}
     assert crowded == {}, "15 modules and __init__.py"
+
+
+# Where a value that another client wrote would otherwise be decoded. Each of these reads something else: a cached value
+# by the user's serializer, a ticket, one of our own keys, a reply to SCAN, an answer of the server itself.
+DECODES = {"untrusted.py", "protocol/cache/entry.py", "protocol/kinds/handover.py", "protocol/replies.py"}
+DECODES |= {"protocol/inspection/locks.py", "protocol/inspection/breaking.py", "protocol/wait/notifications.py"}
+DECODES |= {"protocol/intents/inspecting.py", "protocol/cache/computation.py"}
+_DECODING = {"decode", "loads", "unquote", "isdecimal", "isdigit"}
+
+
+def test_what_other_clients_wrote_is_decoded_by_one_module() -> None:
+    found = set()
+    for module in MODULES:
+        if part_of(module) in ("protocol", "holder", "untrusted", "errors", "events", "names"):
+            names = {getattr(node, "attr", getattr(node, "id", "")) for node in ast.walk(ast.parse(module.read_text()))}
+            if names & _DECODING:
+                found.add(str(module.relative_to(SRC)))
+    assert found == DECODES

@@ -57,13 +57,6 @@ def rounded(seconds: float) -> str:
     return f"{seconds:.3g}" if seconds >= 0.01 else f"{seconds:.1g}"
 
 
-def printable(text: str, keep: str = "") -> str:
-    """The text with control characters escaped, so that a terminal shows them and does not act on them."""
-    return "".join(
-        char if char.isprintable() or char in keep else char.encode("unicode_escape").decode() for char in text
-    )
-
-
 class HoldfastError(Exception):
     """Base class of all errors of Holdfast. ``type(error)(*error.args)`` has the same message."""
 

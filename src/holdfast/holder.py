@@ -10,9 +10,8 @@ import re
 from dataclasses import asdict, dataclass, field
 from hashlib import sha1
 from typing import Any, Final
-from urllib.parse import unquote
 
-MOST_CHARACTERS: Final = 64  # of a host or a label
+from holdfast.untrusted import MOST_CHARACTERS, Named, named
 
 _PLAIN: Final = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.~")
 _OURS: Final = re.compile(rb".+\.[0-9a-f]{22,32}", re.DOTALL)  # ends in the random part; as in lua/include/grant.lua
@@ -108,22 +107,15 @@ def id_of(token: bytes) -> str:
 
 
 def readable_of(token: bytes) -> str:
-    """The token without its secret; ``-`` if another library made it."""
-    return "-" if is_foreign(token) else token.decode(errors="replace").rpartition(".")[0]
+    """The token without its secret, as Holdfast writes it; ``-`` if another library made it."""
+    label, host, pid = _named(token)
+    return "-".join(encoded(part) for part in (host, str(pid or ""), label) if part) or "-"
 
 
 def holder_of(token: bytes, remaining: float | None = None, mode: str = "") -> Holder:
     """The holder that this token names, without the secret."""
-    if is_foreign(token):
-        return Holder(remaining=remaining, mode=mode, id=id_of(token))
-    label, host, pid = parts_of(readable_of(token))
-    return Holder(label, host, pid, remaining=remaining, mode=mode, id=id_of(token))
+    return Holder(*_named(token), remaining=remaining, mode=mode, id=id_of(token))
 
 
-def parts_of(readable: str) -> tuple[str, str, int | None]:
-    """Label, host and process, from a token without its secret."""
-    host, _, rest = readable.partition("-")
-    pid, _, label = rest.partition("-")
-    if not pid.isdecimal():
-        pid, label = "", rest
-    return unquote(label), unquote(host), int(pid) if pid else None
+def _named(token: bytes) -> Named:
+    return Named() if is_foreign(token) else named(token.rpartition(b".")[0])

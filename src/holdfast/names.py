@@ -15,8 +15,8 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 
 from holdfast.errors import InvalidConfig, InvalidName
+from holdfast.untrusted import MAX_NAME_BYTES
 
-MAX_NAME_BYTES: Final = 512
 WIRE: Final = "hf1"
 SLOTS: Final = 16384  # of a cluster
 

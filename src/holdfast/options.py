@@ -10,7 +10,7 @@ from inspect import Parameter, iscoroutinefunction, signature
 from typing import Any, Final, Generic, TypedDict, TypeVar
 
 from holdfast.errors import InvalidConfig, rounded
-from holdfast.holder import MOST_CHARACTERS
+from holdfast.untrusted import MOST_CHARACTERS
 
 SHORTEST_TTL: Final = 0.01
 LONGEST: Final = 366 * 86_400.0

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.cli import Voice, main
-from holdfast.errors import printable
+from holdfast.untrusted import printable
 from tests.cli.shell import Call, environment
 from tests.proxy import Proxy, instead
 from tests.servers import Server

@@ -19,8 +19,9 @@ import click
 
 from holdfast import __version__
 from holdfast.cli.streams import open_missing_streams, unblocked_stderr
-from holdfast.errors import InvalidConfig, printable
+from holdfast.errors import InvalidConfig
 from holdfast.options import seconds
+from holdfast.untrusted import printable
 
 USAGE: Final = 64
 UNAVAILABLE: Final = 69
@@ -79,6 +80,8 @@ class Commands(click.Group):
         open_missing_streams()
         try:
             code = super().main(args, prog_name or "holdfast", complete_var, standalone_mode=False, **extra)
+            if not (sys.argv[1:] if args is None else args):
+                code = USAGE  # click before 8.2 shows the help, and ends with 0
         except click.ClickException as error:
             message = io.StringIO()
             error.show(message)

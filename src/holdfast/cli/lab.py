@@ -34,8 +34,9 @@ from holdfast.cli.searching import (
     survey,
     within,
 )
-from holdfast.errors import HoldfastError, InvalidConfig, printable
+from holdfast.errors import HoldfastError, InvalidConfig
 from holdfast.lab.search.faults import FAULTS
+from holdfast.untrusted import printable
 
 if TYPE_CHECKING:
     from holdfast.lab.report.trace import Cell, Findings, Trace

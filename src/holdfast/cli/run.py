@@ -12,7 +12,7 @@ from holdfast.cli import BUSY, Voice, duration
 from holdfast.cli.streams import unblocked_stderr
 from holdfast.cli.supervise import Run
 from holdfast.errors import InvalidConfig, InvalidName, Unsupported
-from holdfast.holder import MOST_CHARACTERS
+from holdfast.untrusted import MOST_CHARACTERS
 
 SHORTEST_TTL: Final = 0.1  # with a shorter one, an ordinary scheduling delay would lose the lock
 

@@ -18,6 +18,7 @@ from holdfast.lease import BaseLease
 from holdfast.lua import SCRIPTS
 from holdfast.names import Keys, keys_of
 from holdfast.options import seconds
+from holdfast.untrusted import number
 
 __all__ = ["COMMANDS", "AioRedisGuard", "RedisGuard"]
 
@@ -91,7 +92,7 @@ def _keys_of(key: str) -> Keys:
 
 def _check_reply(reply: Any, key: str, ours: Stamp) -> Any:
     if reply[0] == 0:
-        raise ours.refusal(key, int(reply[1]))
+        raise ours.refusal(key, number(reply[1]))
     if reply[0] == -1:
         raise InvalidConfig(f"key {key!r}", "it is a lock on this server, and writing to it would break the lock")
     if reply[0] == -2:

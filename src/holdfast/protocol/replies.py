@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple, TypeAlias
 
+from holdfast import untrusted
 from holdfast.errors import Unsupported
 from holdfast.lease import MAX_FENCE
 
@@ -21,7 +22,6 @@ DONE: Final = 1  # released, or renewed
 GONE: Final = 0  # the key expired, or was deleted
 TAKEN: Final = -1  # the key is another holder's
 
-_MOST_DIGITS: Final = 16
 NO_FENCE: Final = -(2**40)  # the score of a holder without a fence, as in lua/include/pool.lua
 _FENCE_ERRORS: Final = {  # see lua/include/fence.lua
     "FENCELIMIT": "is so large that the next one would not be exact",
@@ -156,13 +156,8 @@ class Inspected(NamedTuple):
 
 
 def _fence(value: object) -> int:
-    if type(value) is bytes and value.isdigit() and len(value) <= _MOST_DIGITS:
-        number = int(value)
-    elif type(value) is int:
-        number = value
-    else:
-        raise Malformed
-    if not 0 < number <= MAX_FENCE:
+    number = untrusted.number(value) if type(value) is bytes else value
+    if type(number) is not int or not 0 < number <= MAX_FENCE:
         raise Malformed
     return number
 
@@ -184,10 +179,13 @@ def _whole(value: object, least: int | None = None) -> int:
     return value
 
 
-def _text(value: object) -> str:
-    if type(value) is not bytes:
-        raise Malformed
-    return value.decode(errors="replace")
+def _key(value: object) -> str:
+    """One of our own keys."""
+    return _bytes(value).decode(errors="replace")
+
+
+def _kind(value: object) -> str:
+    return untrusted.kind(_bytes(value))
 
 
 def _bytes(value: object) -> bytes:
@@ -223,7 +221,7 @@ def _acquire(reply: object) -> Granted | Refused | Abandoned | WrongKind:
         case 1, 3:
             return Granted(_fence(parts[1]), _slot(parts[2]))
         case 0, 5 | 6:
-            key = _text(parts[5]) if len(parts) > 5 else ""
+            key = _key(parts[5]) if len(parts) > 5 else ""
             place = parts[3]
             if type(parts[4]) is not bytes or type(place) is not int or place not in (0, 1, 2):
                 raise Malformed
@@ -231,7 +229,7 @@ def _acquire(reply: object) -> Granted | Refused | Abandoned | WrongKind:
         case -1, 2:
             return Abandoned()
         case -2, 2 | 3:
-            return WrongKind(_text(parts[1]), _text(parts[2]) if len(parts) > 2 else "")
+            return WrongKind(_kind(parts[1]), _key(parts[2]) if len(parts) > 2 else "")
     raise Malformed
 
 
@@ -283,7 +281,7 @@ def _holders(reply: object) -> tuple[int, bool]:
 def _latch(reply: object) -> Remaining | OtherCount | WrongKind:
     left, more = _parts(reply, 2)
     if _whole(left, -2) == -2:
-        return WrongKind(_text(more))
+        return WrongKind(_kind(more))
     return Remaining(left) if left >= 0 else OtherCount(_whole(more, 0))
 
 
@@ -296,7 +294,7 @@ def _present(reply: object) -> list[int]:
 def _leading(reply: object) -> Leading:
     token, fence, kind, *other = _parts(reply, 3, 4)
     return Leading(
-        _bytes_or_none(token), None if fence is None else _fence(fence), "" if kind is None else _text(kind), not other
+        _bytes_or_none(token), None if fence is None else _fence(fence), "" if kind is None else _kind(kind), not other
     )
 
 
@@ -318,8 +316,7 @@ def _cache_look(reply: object) -> Found | Claimed | Computing | Failed | Abandon
 
 def _score(value: object) -> int | None:
     """A score of a sorted set, which the server sends as text. What is no number was written by hand."""
-    text = "" if value is None else _text(value)
-    return int(text) if text.lstrip("-").isdecimal() else None
+    return None if value is None else untrusted.score(_bytes(value))
 
 
 def _records(values: list[Any], width: int) -> list[list[Any]]:
@@ -343,7 +340,7 @@ def _inspected(reply: object) -> Inspected:
         claim = _bytes(token), _whole(left_ms), _whole(waiting, 0)
     return Inspected(
         _whole(now_us, 1),
-        "" if kind is None else _text(kind),
+        "" if kind is None else _kind(kind),
         lock,
         _whole(holder_count, 0),
         [_pooled(*record) for record in _records(holders, 4)],

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from holdfast.errors import printable
 from holdfast.protocol.effects import Command, StepFailed
+from holdfast.untrusted import printable
 
 OK: Final = "ok"
 NOTE: Final = "note"  # good to know; it threatens no lock by itself

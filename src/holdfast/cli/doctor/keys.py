@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import Any, Final
 
 from holdfast.cli.doctor.findings import OK, WARNING, Finding, Refused, Server, refused_by
-from holdfast.errors import printable
 from holdfast.names import WIRE
 from holdfast.protocol.effects import SCANNED, Command, Effects, StepFailed, call_each
 from holdfast.protocol.inspection.locks import escaped
+from holdfast.untrusted import printable
 
 Run = Callable[[Effects[Any]], Any]  # runs a protocol on all servers of the client
 

@@ -13,7 +13,8 @@ import click
 from holdfast.blocking import Client
 from holdfast.cli.operate.common import NOTHING, Output, operator_command
 from holdfast.cli.operate.tables import details, history_table, named
-from holdfast.holder import MOST_CHARACTERS, Holder, LockInfo
+from holdfast.holder import Holder, LockInfo
+from holdfast.untrusted import MOST_CHARACTERS
 
 _RISK: Final = (
     "Its work is not stopped: it learns of the loss, and may go on until then. Stop that process first if you can."

@@ -19,7 +19,8 @@ from rich.console import Console
 
 from holdfast.blocking import Client, connect
 from holdfast.cli import UNAVAILABLE, USAGE
-from holdfast.errors import HoldfastError, InvalidConfig, InvalidName, Unavailable, Unsupported, printable
+from holdfast.errors import HoldfastError, InvalidConfig, InvalidName, Unavailable, Unsupported
+from holdfast.untrusted import printable
 
 NOTHING: Final = 1  # there was nothing to break
 
@@ -50,11 +51,16 @@ class Output:
 
     def json(self, value: Any, *, indent: int | None = 2) -> None:
         text = json.dumps(value, indent=indent, ensure_ascii=False)
-        click.echo(text.encode("utf-8", "backslashreplace").decode())
+        click.echo("".join(char if char.isprintable() or char == "\n" else _escaped(char) for char in text))
 
     def say(self, message: str) -> None:
         """A message for people."""
         click.echo("holdfast: " + printable(message.replace("\n", " ")), err=True)
+
+
+def _escaped(char: str) -> str:
+    """A character of a JSON text as its escape: json.dumps leaves those as they are that only a terminal acts on."""
+    return f"\\u{ord(char):04x}" if char <= "\uffff" else json.dumps(char)[1:-1]
 
 
 def operator_command(**settings: Any) -> Callable[[Callable[..., Any]], click.Command]:

@@ -16,8 +16,8 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from holdfast.errors import printable
 from holdfast.holder import Broken, Holder, LockInfo, Waiter
+from holdfast.untrusted import printable
 
 _UNITS: Final = ((86400, "d"), (3600, "h"), (60, "m"))
 _SHOWN_WAITERS: Final = 20
@@ -49,7 +49,7 @@ def named(who: Holder | Waiter) -> str:
     if not who.host:
         return "a client of another library" if isinstance(who, Holder) else "a process"
     place = who.host if who.pid is None else f"{who.host}:{who.pid}"
-    return printable(f"{who.label} @ {place}" if who.label else place)
+    return f"{who.label} @ {place}" if who.label else place
 
 
 def held_by(info: LockInfo) -> str:
@@ -158,7 +158,7 @@ def history_table(entries: Sequence[Broken], console: Console) -> RenderableType
         return Group(*(line for entry in entries for line in _entry_lines(entry)))
     columns = [
         Column("WHEN", lambda entry: clock_time(entry.at) if entry.at else ""),
-        Column("REASON", lambda entry: printable(entry.reason), folds=True),
+        Column("REASON", lambda entry: entry.reason, folds=True),
         Column("HOLDER", lambda entry: named(entry.holder), folds=True),
         Column("BROKEN BY", lambda entry: named(entry.by), folds=True),
         Column("FENCE", lambda entry: str(entry.holder.fence or ""), right=True, style="dim", optional=True),
@@ -167,7 +167,7 @@ def history_table(entries: Sequence[Broken], console: Console) -> RenderableType
 
 
 def _entry_lines(entry: Broken) -> list[Text]:
-    facts = {"reason": printable(entry.reason), "holder": named(entry.holder), "by": named(entry.by)}
+    facts = {"reason": entry.reason, "holder": named(entry.holder), "by": named(entry.by)}
     return [Text(clock_time(entry.at) if entry.at else "-"), *(_fact(title, text) for title, text in facts.items())]
 
 

@@ -27,8 +27,9 @@ from holdfast.blocking import Client
 from holdfast.cli import duration as duration_option
 from holdfast.cli.operate.common import Output, operator_command
 from holdfast.cli.operate.tables import LOCK_COLUMNS, SORTS, details, table
-from holdfast.errors import HoldfastError, printable
+from holdfast.errors import HoldfastError
 from holdfast.holder import LockInfo
+from holdfast.untrusted import printable
 
 _HELP: Final = "q quit   s sort   / filter   up, down, enter: open one   esc: back"
 _KEYS: Final = {"\x1b[A": "up", "\x1b[B": "down", "\x1bOA": "up", "\x1bOB": "down", "k": "up", "j": "down"}

@@ -10,9 +10,10 @@ import httpx
 
 from holdfast.engines.etcd.transport import ReplyTooLong
 from holdfast.engines.redis.protocol import LONGEST_REPLY
-from holdfast.errors import HoldfastError, Unavailable, printable, rounded
+from holdfast.errors import HoldfastError, Unavailable, rounded
 from holdfast.protocol.effects import StepFailed
 from holdfast.protocol.intents.refusals import known_refusal
+from holdfast.untrusted import printable
 
 LEASE_UNKNOWN: Final = "requested lease not found"
 _LONGEST_MESSAGE: Final = 2**16  # bytes of an error reply

@@ -38,7 +38,8 @@ from contextlib import ExitStack, contextmanager
 
 from holdfast.engines.local import warden as files
 from holdfast.engines.local.directory import make_private
-from holdfast.errors import InvalidConfig, Unavailable, printable
+from holdfast.errors import InvalidConfig, Unavailable
+from holdfast.untrusted import printable
 
 LINGER_S = 2.0
 PATIENCE_S = 10.0

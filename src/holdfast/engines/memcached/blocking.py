@@ -20,10 +20,11 @@ from pymemcache.exceptions import (
 from holdfast.engines.memcached.connection import Connection, ReplyTooLong
 from holdfast.engines.memcached.target import MemcachedTarget
 from holdfast.engines.redis.protocol import LONGEST_REPLY
-from holdfast.errors import HoldfastError, InvalidName, Unavailable, Unsupported, printable, rounded
+from holdfast.errors import HoldfastError, InvalidName, Unavailable, Unsupported, rounded
 from holdfast.protocol.effects import Command, Step, StepFailed
 from holdfast.protocol.memcached import Items, program_of
 from holdfast.protocol.wait.notifications import NotificationRouter
+from holdfast.untrusted import printable
 
 _LEAST: Final = 0.01  # seconds that the last command of a step gets at least
 _MOST_IDLE: Final = 32

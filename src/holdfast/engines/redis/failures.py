@@ -12,10 +12,11 @@ import hiredis
 import redis.exceptions
 
 from holdfast.engines.redis.protocol import LONGEST_REPLY, Op, ReplyTooLong
-from holdfast.errors import HoldfastError, Unavailable, Unsupported, printable, rounded
+from holdfast.errors import HoldfastError, Unavailable, Unsupported, rounded
 from holdfast.protocol.effects import Step, StepFailed
 from holdfast.protocol.replies import fence_error
 from holdfast.protocol.wait.notifications import NotificationRouter
+from holdfast.untrusted import printable
 
 log = logging.getLogger("holdfast")
 

@@ -18,9 +18,9 @@ from typing import Any, Final, NamedTuple, Protocol
 from holdfast.errors import ComputeFailed, InvalidConfig
 from holdfast.names import Keys, keys_of
 from holdfast.options import LockOptions
+from holdfast.untrusted import MOST_MESSAGE, failure
 
 LARGEST: Final = 64 * 1024 * 1024  # bytes of a value
-LONGEST_MESSAGE: Final = 1000
 
 _RAW: Final = b"\x00"  # no JSON begins with this
 
@@ -112,8 +112,7 @@ class ComputeFailure(NamedTuple):
 
     @classmethod
     def read(cls, text: bytes) -> ComputeFailure:
-        kind, _, message = text.decode(errors="replace").partition("\n")
-        return cls(kind, message)
+        return cls(*failure(text))
 
 
 def compute_failure_of(error: Exception) -> ComputeFailure:
@@ -124,5 +123,5 @@ def compute_failure_of(error: Exception) -> ComputeFailure:
     except Exception:  # a broken __str__ must not hide the error itself
         message = ""
     message = message.encode(errors="replace").decode()  # a lone surrogate cannot be sent
-    short = message if len(message) <= LONGEST_MESSAGE else message[: LONGEST_MESSAGE - 3] + "..."
+    short = message if len(message) <= MOST_MESSAGE else message[: MOST_MESSAGE - 3] + "..."
     return ComputeFailure(name, short, error)

@@ -34,11 +34,12 @@ from holdfast.names import Keys, unprintable_in
 from holdfast.options import FENCES, LockOptions
 from holdfast.protocol.cache.entry import entry_of
 from holdfast.protocol.effects import Effects, Step, new_token, report
-from holdfast.protocol.inspection.history import MOST_REASON, who_and_why
+from holdfast.protocol.inspection.history import who_and_why
 from holdfast.protocol.inspection.locks import ask, look
 from holdfast.protocol.inspection.reading import CACHE, RESERVED, Seen
 from holdfast.protocol.kinds.pool import pool_keys
 from holdfast.protocol.replies import DONE, TAKEN
+from holdfast.untrusted import MOST_REASON
 
 _KEPT: Final = "is kept for a waiter and held by no client: it goes to that waiter, or is free again within 2 s"
 _MOST: Final = 100_000  # holders that are searched for the one to break

@@ -6,15 +6,8 @@ and fences; the client adds the holder, the operator and the reason.
 
 from __future__ import annotations
 
-import re
-from typing import Final
-
-from holdfast.errors import printable
-from holdfast.holder import Broken, Holder, parts_of, readable_of
-
-MOST_REASON: Final = 500  # characters
-
-_ENTRY: Final = re.compile(r"(?:broken )?(\d{1,16}) (\d{1,16}) (\d{1,16}) (\S+) (\S+) (.*)", re.DOTALL)
+from holdfast.holder import Broken, Holder, readable_of
+from holdfast.untrusted import broken
 
 
 def who_and_why(holder: bytes, operator: str, reason: str) -> str:
@@ -24,24 +17,19 @@ def who_and_why(holder: bytes, operator: str, reason: str) -> str:
 
 def read_entry(entry: bytes, name: str = "") -> Broken | None:
     """An entry of the history; None if another program wrote it."""
-    found = _ENTRY.fullmatch(entry.decode(errors="replace"))
+    found = broken(entry)
     if found is None:
         return None
-    at_us, fence, raised, holder, operator, reason = found.groups()
     return Broken(
         name=name,
-        at=int(at_us) / 1e6,
-        holder=_named(holder, int(fence) or None),
-        by=_named(operator, None),
-        reason=printable(reason),
-        fence=int(raised) or None,
+        at=found.at_us / 1e6,
+        holder=Holder(*found.holder, fence=found.fence or None),
+        by=Holder(*found.operator),
+        reason=found.reason,
+        fence=found.raised or None,
     )
 
 
 def read_notice(tombstone: bytes) -> Broken | None:
     """The entry in a tombstone; None if its token was not broken."""
     return read_entry(tombstone) if tombstone.startswith(b"broken ") else None
-
-
-def _named(readable: str, fence: int | None) -> Holder:
-    return Holder(fence=fence) if readable == "-" else Holder(*parts_of(readable), fence=fence)

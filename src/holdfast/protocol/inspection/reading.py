@@ -9,10 +9,10 @@ keeps no times: there they come from the clocks of the holder, the waiter and th
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from typing import Final, NamedTuple
 
+from holdfast import untrusted
 from holdfast.holder import Holder, LockInfo, Waiter, holder_of, is_foreign
 from holdfast.lease import MAX_FENCE
 from holdfast.names import Keys
@@ -23,11 +23,8 @@ RESERVED: Final = "reserved"
 CACHE: Final = "cache"
 PRESENCE_US: Final = 1_000_000  # as in lua/include/queue.lua
 
-_FENCES: Final = re.compile(rb"(\d{1,16}) (\d\d?) (\S+)(?: (\d{1,16}))?")  # etcd adds when it was granted
-_ENTRY: Final = re.compile(rb"(\d{1,16}) \d+ \d+ (\S+) (\d{1,9}) .+")
 _MODES: Final = {b"any": "read", b"all": "write"}
 _SIDES: Final = {-1: "read", -2: "write"}  # the slots of a readers-writer lock
-_LATCH: Final = re.compile(rb"(\d{1,15}) \d+")
 
 
 class Seen(NamedTuple):
@@ -86,11 +83,11 @@ def _kind(found: Inspected) -> str:
 
 
 def _latch(name: str, state: bytes, waiter_count: int, members: list[bytes], now_us: int) -> Seen | None:
-    left = _LATCH.fullmatch(state)
-    if left is None or not int(left[1]):  # no caller waits for an open latch
+    left, _ = untrusted.latch(state) or (0, 0)
+    if not left:  # no caller waits for an open latch
         return None
     waiters = {member: _latch_waiter(member) for member in members}
-    return Seen(name, "latch", {}, waiters, 0, waiter_count, now_us, int(left[1]))
+    return Seen(name, "latch", {}, waiters, 0, waiter_count, now_us, left)
 
 
 def _claim(name: str, found: Inspected) -> Seen | None:
@@ -103,10 +100,10 @@ def _claim(name: str, found: Inspected) -> Seen | None:
 
 def _mutex_holder(token: bytes, left_ms: int, fences: bytes | None, kept: bool, now_us: int) -> Holder:
     holder = holder_of(token, _seconds(left_ms), RESERVED if kept else "")
-    given = _FENCES.fullmatch(fences or b"")
-    if given is None or kept or is_foreign(token) or not token.endswith(given[3]):
+    given = untrusted.fences(fences)
+    if given is None or kept or is_foreign(token) or not token.endswith(given.mark):
         return holder
-    return _since(holder, int(given[1]), now_us, None if given[4] is None else int(given[4]))
+    return _since(holder, given.first, now_us, given.since_us)
 
 
 def _pool_holder(one: Pooled, now_us: int) -> Holder:
@@ -127,12 +124,12 @@ def _since(holder: Holder, fence: int | None, now_us: int, since_us: int | None)
 
 def _waiter(queued: Queued, now_us: int) -> Waiter | None:
     """None if it is absent: its process has ended, and the next step removes it."""
-    entry = _ENTRY.fullmatch(queued.entry or b"")
-    if entry is None or abs(now_us - int(entry[1])) > PRESENCE_US:
+    place = untrusted.place(queued.entry)
+    if place is None or abs(now_us - place.seen_us) > PRESENCE_US:
         return None
     who = holder_of(queued.token)
     waiting = max(0.0, (now_us - queued.arrived_us) / 1e6) if now_us and queued.arrived_us else None
-    return Waiter(who.label, who.host, who.pid, waiting, _MODES.get(entry[2], ""), int(entry[3]))
+    return Waiter(who.label, who.host, who.pid, waiting, _MODES.get(place.request, ""), place.local)
 
 
 def _latch_waiter(member: bytes) -> Waiter:

@@ -60,6 +60,7 @@ from holdfast.protocol.intents.requests import (
 )
 from holdfast.protocol.intents.session import TOMBSTONE_LASTS, Session, lease_for, new_lease
 from holdfast.protocol.replies import DONE, GONE, Inspected, Pooled, Queued
+from holdfast.untrusted import number
 
 _MOST_LEASES: Final = 20  # leases whose remaining time one look reads
 _MOST_ENTRIES: Final = 100  # as in lua/include/broken.lua
@@ -111,8 +112,8 @@ def _parted(kind: str, items: list[Item]) -> tuple[list[Item], list[Item]]:
 
 
 def _slot(item: Item) -> int:
-    slot = read_value(item).get("slot")
-    return slot if isinstance(slot, int) else -1
+    slot: int = read_value(item).get("slot", -1)
+    return slot
 
 
 def _token(item: Item) -> bytes:
@@ -143,8 +144,8 @@ def _left(held: Iterable[Item]) -> Generator[Request, Answer, dict[int, int]]:
 
 def _names(item: Item) -> list[str]:
     """All names of a hold."""
-    names = read_value(item).get("names")
-    return [str(name) for name in names] if isinstance(names, list) and names else [name_of(item.key)]
+    names: list[str] = read_value(item).get("names", [name_of(item.key)])
+    return names
 
 
 def _is_reserved(item: Item) -> Generator[Request, Answer, bool]:
@@ -197,8 +198,8 @@ def break_hold(session: Session, step: Step, now: float) -> Program:
 
 def _broken(session: Session, revision: int, entry: str) -> list[Any]:
     """The reply of a break at that revision, which is also the fence after it, with that entry of the history."""
-    at = entry.partition(" ")[0]
-    return [DONE, b"%d" % (session.fence_floor + revision), at.encode() if at.isdecimal() else b"0"]
+    at_us = number(entry.partition(" ")[0]) or 0
+    return [DONE, b"%d" % (session.fence_floor + revision), b"%d" % at_us]
 
 
 def _keys_of(name: str, held: Item) -> list[str]:

@@ -37,6 +37,8 @@ from holdfast.protocol.intents.requests import (
     perform,
 )
 from holdfast.protocol.intents.session import SHORTEST, Session, lease_for, new_lease
+from holdfast.untrusted import latch as read_counts
+from holdfast.untrusted import number
 
 _RENEW: Final = 0.25  # part of the retention after which a waiter renews a latch
 _TOMBSTONE_MS: Final = 120_000
@@ -80,8 +82,8 @@ def count_down(session: Session, step: Step, now: float) -> Program:
     while True:
         done = yield from perform(Txn((), (Get(*queue_of(name), limit=1), Get(tombstone))))
         counted = done.results[1].items
-        if counted:
-            return [int(counted[0].value), int(count)]
+        if counted and (left_then := number(counted[0].value)) is not None:
+            return [left_then, int(count)]
         latch = _read(done, int(count))
         if isinstance(latch, list):
             return latch
@@ -107,12 +109,11 @@ def _read(done: TxnResult, count: int) -> Latch | list[Any]:
     first = items[0]
     if kind_of(first.key) != "latch":
         return [-2, kind_of(first.key).encode()]
-    left, _, total = first.value.partition(" ")
-    if not (left.isdecimal() and total.isdecimal()):
+    counts = read_counts(first.value)
+    if counts is None or first.key != latch_key(name_of(first.key)):  # another key would never be written, only read
         return [-2, b"foreign value"]
-    if int(total) != count:
-        return [-1, int(total)]
-    return Latch(int(left), int(total), first, done.revision)
+    left, total = counts
+    return [-1, total] if total != count else Latch(left, total, first, done.revision)
 
 
 def _write(

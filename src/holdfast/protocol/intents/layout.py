@@ -25,9 +25,12 @@ from typing import Any, Final, NamedTuple
 
 from holdfast.names import WIRE
 from holdfast.protocol.intents.requests import Item
+from holdfast.untrusted import intent
 
 _MARK: Final = f":{WIRE}:"
 _INTENT: Final = f"{_MARK}intent:"
+_KINDS: Final = ("lock", "semaphore", "rwlock", "latch")
+_FOREIGN: Final = "foreign value"  # as in lua/include/latch.lua: another program wrote a key that looks like an intent
 
 
 class Range(NamedTuple):
@@ -84,8 +87,9 @@ def id_of(key: str) -> str:
 
 
 def kind_of(key: str) -> str:
-    """The kind of lock that an intent is for."""
-    return key.partition(_INTENT)[2].partition(":")[0]
+    """The kind of lock that an intent is for; empty if the key is none."""
+    kind = key.partition(_INTENT)[2].partition(":")[0]
+    return kind if kind in _KINDS or not kind else _FOREIGN
 
 
 def is_writer(item: Item) -> bool:
@@ -121,22 +125,17 @@ def write_value(
 
 
 def read_value(item: Item) -> dict[str, Any]:
-    """What an intent says; nothing if it was not written by Holdfast."""
-    try:
-        content = json.loads(item.value)
-    except (ValueError, RecursionError):
-        return {}
-    return content if isinstance(content, dict) else {}
+    """What an intent says; nothing if it was not written by Holdfast. Each field has a value as ``write_value`` has."""
+    return intent(item.value)
 
 
 def times_of(item: Item) -> tuple[int, int]:
     """When its client created this intent, and when the intent was granted, in microseconds; 0: not known."""
     content = read_value(item)
-    created_at, granted_at = (
-        value if isinstance(value := content.get(field), int) and 0 < value < 10**16 else 0 for field in ("at", "since")
-    )
-    return created_at, granted_at or created_at
+    created_at: int = content.get("at", 0)
+    return created_at, content.get("since", 0) or created_at
 
 
 def token_of(item: Item) -> str:
-    return str(read_value(item).get("token", ""))
+    token: str = read_value(item).get("token", "")
+    return token

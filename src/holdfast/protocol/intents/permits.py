@@ -37,6 +37,7 @@ from holdfast.protocol.intents.requests import (
     perform,
 )
 from holdfast.protocol.intents.session import EtcdLease, Intent, Session, lease_for
+from holdfast.untrusted import number
 
 _TRIES: Final = 3
 
@@ -189,4 +190,4 @@ def _take_slot(
 
 def _own_slot(ask: Ask, taken: dict[str, Item]) -> int | None:
     """The slot that an earlier try has taken, whose answer was lost."""
-    return next((int(key.rpartition(":")[2]) for key, item in taken.items() if item.value == ask.token), None)
+    return next((number(key.rpartition(":")[2]) for key, item in taken.items() if item.value == ask.token), None)

@@ -35,7 +35,6 @@ from zlib import crc32
 
 from holdfast.errors import InvalidConfig, LeaseLost, NotAcquired, Unsupported
 from holdfast.lease import BaseLease
-from holdfast.names import MAX_NAME_BYTES
 from holdfast.protocol import mutex
 from holdfast.protocol.effects import STOPPED, Effects, Step, StepFailed, attach, caller, clock, new_token
 from holdfast.protocol.hold import Hold
@@ -47,6 +46,7 @@ from holdfast.protocol.replies import NotAdopted
 from holdfast.protocol.reporting import observe_acquire, observe_release
 from holdfast.protocol.retry import outage, until_answered
 from holdfast.protocol.wait.cohort import ObjectSlot
+from holdfast.untrusted import MAX_NAME_BYTES, shown
 
 VERSION: Final = "hf1-"
 LONGEST: Final = 4 * 37 * MAX_NAME_BYTES // 3  # the most names that a lock can have, its token, and the rest
@@ -121,7 +121,7 @@ def read_ticket(ticket: str, namespace: str) -> Offer:
         raise InvalidConfig("a ticket", "checksum mismatch: pass hand_over()'s string unchanged")
     kind, _, mode = offered.partition(" ")
     if not _OFFERED.fullmatch(offered) or (offered != "lock" and len(names) > 1):
-        raise Unsupported(f"a ticket for a {offered:.20}", "a newer version of Holdfast may support it")
+        raise Unsupported(f"a ticket for a {shown(offered, 20)}", "a newer version of Holdfast may support it")
     offer = Offer(kind, mode, tuple(names), token)
     if theirs != namespace:
         raise InvalidConfig(

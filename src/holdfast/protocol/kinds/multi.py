@@ -59,8 +59,8 @@ from holdfast.protocol.replies import Refused
 from holdfast.protocol.steps import way_to_wait
 from holdfast.protocol.wait.cohort import ObjectSlot
 from holdfast.protocol.wait.waiter import Notification
+from holdfast.untrusted import MOST_NAMES
 
-MOST_NAMES: Final = 32
 PATIENCE_US: Final = 100_000  # of waiting at one name; must match lua/multi/acquire.lua
 
 L = TypeVar("L", bound=BaseLease)

@@ -14,22 +14,14 @@ after the winner's, it has lost, but its number is in the key.
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass
 from typing import Final
 
 from holdfast.protocol.effects import Command, Effects, call, wall_clock
 from holdfast.protocol.recipes.algorithm import LOST, WON, Leased, Outcome, RecipeHold, one_of, option, pause
+from holdfast.untrusted import atol
 
 PER_SECOND: Final = {"us": 1_000_000, "ms": 1_000, "s": 1}
-
-_NUMBER: Final = re.compile(rb"\s*([+-]?\d+)")
-
-
-def number_in(value: bytes | None) -> int:
-    """The value as atol() reads it."""
-    found = _NUMBER.match(value or b"")
-    return int(found[1]) if found else 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +63,7 @@ class Deadlined(Leased):
 
     def read(self, value: bytes | None) -> int:
         """The deadline in a value of the key."""
-        return number_in(value)
+        return atol(value)
 
     def is_past(self, value: bytes | None, now: int) -> bool:
         return self.read(value) < now

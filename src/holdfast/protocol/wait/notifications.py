@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from typing import Final, Protocol
 
-from holdfast.lease import MAX_FENCE
+from holdfast import untrusted
 from holdfast.protocol.effects import Wakeup
 from holdfast.protocol.hold import Hold
 from holdfast.protocol.keepalive import LeaseRegistry
@@ -123,10 +123,12 @@ class NotificationRouter:
         parts = message.decode(errors="replace").rsplit(" ", _PARTS - 1)  # a key may have spaces
         waiter = self.waiting.get(parts[0])
         holds = [waiter] if waiter is not None else list(self.searching.get(parts[0], ()))
-        if not holds or (notification := _read(parts, now)) is None:
+        if not holds or (told := untrusted.notification(parts[1:])) is None:
             return
+        fence, at_us, last = told
+        asks = {"slot": last} if fence else {"pause_ms": max(0, min(last, _LONGEST_PAUSE_MS))}
         for hold in holds:
-            hold.waiter.notify(notification)
+            hold.waiter.notify(Notification(fence, at_us, now, **asks))
 
     def touched(self, key: str) -> None:
         """Another client wrote that key: the waiter or holder that has it watched should look."""
@@ -155,16 +157,3 @@ class NotificationRouter:
         self.waiting.clear()
         self.searching.clear()
         self.watching.clear()
-
-
-def _read(parts: list[str], now: float) -> Notification | None:
-    if len(parts) != _PARTS:
-        return None
-    _, fence, at_us, last = parts
-    try:
-        if fence == "ask":
-            return Notification(0, int(at_us), now, pause_ms=max(0, min(int(last), _LONGEST_PAUSE_MS)))
-        notification = Notification(int(fence), int(at_us), now, int(last))
-    except ValueError:
-        return None
-    return notification if 0 < notification.fence <= MAX_FENCE else None
