@@ -13,8 +13,10 @@ import pytest
 import holdfast
 from holdfast.lab.simulation.process import Cancelled
 from holdfast.lab.simulation.world import Fate, Message
+from holdfast.protocol.effects import Command, Step
 from tests.pools.harness import RoomPlay
 from tests.protocol.harness import at
+from tests.support import as_bytes
 
 TTL = 30.0
 MESSAGES = range(0, 16)
@@ -146,6 +148,23 @@ def test_a_dead_waiter_lets_others_pass() -> None:
     assert not reading.done
 
 
+def test_presence_keeps_all_places_and_only_the_first_has_to_ask() -> None:
+    """The step that a keeper sends for a crowd."""
+    play = RoomPlay()
+    for number in range(4):
+        client = play.client(f"c{number}")
+        play.start(client, play.visit(client, "write", ttl=TTL, hold=20))
+        play.run(0.1)
+    holder, *tokens = [next(iter(machine.cohorts.active_holds.values())).token for machine in play.machines]
+    for _ in range(2):
+        for token, code in zip(tokens, (1, 0, 0), strict=True):
+            keys = "a", "a:hf1:queue:{a}", "a:hf1:waiters:{a}"
+            assert play.world.execute(Step("present", keys, (token, "0")))[1:] == [code]
+    queue = play.world.execute(Command(("ZRANGE", "a:hf1:queue:{a}", 1, -1)))
+    assert [as_bytes(token).decode() for token in queue] == tokens
+    assert holder not in tokens
+
+
 def test_a_waiter_that_was_stopped_loses_its_turn_and_not_the_lock() -> None:
     play = RoomPlay()
     one, two = play.client("one"), play.client("two")
@@ -181,6 +200,37 @@ def test_release_and_renewal_work_on_a_full_server() -> None:
             assert play.left() == []
             play.world.store.oom = False
             play.run(1)
+
+
+def test_a_full_server_renews_a_hold_whose_fence_was_deleted_by_hand() -> None:
+    """To write the fence again needs memory, which a full server gives only to a step that has written before."""
+    play = RoomPlay()
+    one = play.client("one")
+
+    async def holder() -> None:
+        lease = await play.lock(one, "permit", ttl=0.9).acquire()
+        (holders,) = [key for key in play.world.store.values if key.endswith(b":holders:{a}")]
+        assert play.world.execute(Command(("ZREM", holders, f"fence {lease.token}"))) == 1
+        play.world.store.oom = True
+        await play.sleep(one, 3)
+        assert lease.held, "it was not renewed"
+        await lease.release()
+
+    process = play.start(one, holder())
+    play.run(5)
+    process.outcome()
+
+
+def test_a_waiter_that_gives_up_leaves_by_one_step() -> None:
+    play = RoomPlay()
+    one, two = play.client("one"), play.client("two")
+    play.start(one, play.visit(one, "write", ttl=TTL, hold=20))
+    play.run(0.1)
+    waiting = play.start(two, play.lock(two, "write", ttl=TTL, wait=1.0).acquire())
+    play.run(10)
+    assert waiting.outcome() is None
+    steps = [op.script for message in play.world.sent for op in message.ops if isinstance(op, Step)]
+    assert steps.count("pool_abandon") == 1, "it needs no tombstone, and no second try"
 
 
 def test_a_downgrade_whose_reply_is_lost_is_asked_for_again() -> None:
