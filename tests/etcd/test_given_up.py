@@ -133,6 +133,18 @@ def test_an_abandon_without_an_answer_can_be_repeated(kind: str, requests: int) 
     assert session.intents == {}
 
 
+def test_a_permit_whose_create_got_no_answer_is_granted_by_the_next_try() -> None:
+    etcd, session = Etcd(), Session()
+    lost = Running(etcd, session, permit_step("mine"))
+    lost.send()
+    while not left_of(etcd, "mine"):
+        lost.receive()
+        lost.send()
+    granted, _, slot = Running(etcd, session, permit_step("mine")).finish()
+    assert (granted, slot) == (1, 0)
+    assert Running(etcd, Session(), permit_step("theirs")).finish()[0] == 0, "it is taken, and only once"
+
+
 def test_a_hand_over_is_forgotten_once_its_keys_have_ended() -> None:
     etcd, session = Etcd(), Session()
     for number in range(5):

@@ -19,6 +19,7 @@ import redis
 import holdfast
 import holdfast.aio
 from holdfast.engines.redis.blocking import pooled_connection
+from holdfast.protocol.effects import Command, StepFailed
 from tests.proxy import LOSE_REQUEST, Proxy, dribble
 from tests.servers import Server
 from tests.support import Script, async_eventually, asyncio_test, eventually, later, lock_keys, took
@@ -386,3 +387,17 @@ def test_an_alarm_of_the_callers_is_not_taken_for_the_servers_silence(server: Se
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, before)
             server.resume()
+
+
+def test_a_timeout_closes_the_connections_that_were_idle_meanwhile(server: Server) -> None:
+    """They may be as dead as the one that got no reply."""
+    with holdfast.connect(server.url) as client:
+        engine: Any = client._driver.engine
+        for connection in [engine._take(5.0) for _ in range(3)]:
+            engine._put_back(connection)
+        assert engine.count_connections() == (3, 3)
+        server.pause()
+        with pytest.raises(StepFailed):
+            engine.call(Command(("PING",)), 0.3)
+        assert engine.count_connections() == (0, 0)
+        server.resume()
