@@ -18,7 +18,7 @@ FAST := tests/conformance/test_lock.py tests/test_architecture.py tests/test_exp
 # The suite that every engine must pass, and the engines (tests/engine_choices.py) beside the usual server.
 CONFORMANCE := tests/conformance tests/rlock/test_semantics.py tests/pools/test_semantics.py tests/pools/test_conformance.py \
 	tests/multi/test_semantics.py tests/latch/test_semantics.py tests/election/test_semantics.py \
-	tests/handover/test_semantics.py tests/handover/test_kinds.py tests/cache/test_semantics.py \
+	tests/handover/test_semantics.py tests/handover/test_kinds.py tests/handover/test_race.py tests/cache/test_semantics.py \
 	tests/inspection/test_semantics.py tests/inspection/test_breaking.py
 ENGINES := local resp2 redis7 sentinel sentinel-redis7 cluster cluster-redis7 etcd etcd-minority-dead memcached
 # What depends on the version of a library: its errors, TLS, and what it is asked to do on each engine.
