@@ -7,7 +7,6 @@ tombstone protects against what such a step does on etcd later.
 from __future__ import annotations
 
 import asyncio
-import importlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,9 +23,6 @@ from holdfast.protocol.intents.programs import can_join, joint_program, program_
 from holdfast.protocol.intents.requests import Op, Program
 from holdfast.protocol.intents.session import Session
 from holdfast.protocol.wait.notifications import NotificationRouter
-
-# Otherwise httpx imports it with the first request, and the import takes longer than a short ttl.
-importlib.import_module("anyio._backends._asyncio")
 
 
 class Engine:

@@ -9,6 +9,7 @@ The body is read as it was sent: no ``Content-Encoding`` is asked for, and a sma
 
 from __future__ import annotations
 
+import importlib
 import ssl
 from collections.abc import Iterable
 from time import monotonic
@@ -20,6 +21,11 @@ import httpx
 from holdfast.engines.etcd.target import EtcdTarget
 from holdfast.engines.handshake import close_sockets_of
 from holdfast.engines.redis.protocol import LONGEST_REPLY
+
+# Otherwise httpcore imports these with the first asynchronous request. That takes longer than a short ttl; and for
+# clients with threads it would happen in the thread of the watches, where a fork could come in the middle of it.
+for _module in ("anyio._backends._asyncio", "httpcore._backends.anyio"):
+    importlib.import_module(_module)
 
 _MOMENT: Final = 0.001  # seconds
 
