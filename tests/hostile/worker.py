@@ -69,8 +69,8 @@ class Lane:
             ends = self._worker.stopping.is_set()  # once more, then: each client must have recovered by now
             try:
                 await (self.own if ends else self._dice.choice(self._kinds))()
-            except holdfast.HoldfastError:
-                await self._worker.face.sleep(0.01)  # the call was noted with its error
+            except holdfast.HoldfastError as error:  # the call was noted with its error
+                await self._worker.face.sleep(0.1 if isinstance(error, holdfast.Unavailable) else 0.01)
             except Exception as error:
                 self._worker.note_foreign(error, lane=self._number)
                 await self._worker.face.sleep(0.01)
@@ -288,7 +288,7 @@ class Lane:
     async def _adopt(self, ticket: str, kind: str, name: str) -> None:
         lease, hold = await self._take_over(ticket, kind, name)
         try:
-            await self._look(lease, hold, self._dice.choice([0.02, 0.02, 0.02, 0.3, 3.5]))
+            await self._look(lease, hold, self._dice.choice([0.02, 0.02, 0.3, 3.5]))
             if self._dice.random() < 0.3:
                 await self._take_over(ticket, kind, name)  # raises, for it is used up; else it is judged
         finally:
