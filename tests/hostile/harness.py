@@ -18,12 +18,14 @@ from tests.hostile.history import Event, Recorder, read_history
 from tests.hostile.judges import RECOVERY, SETTLED, SLACK
 from tests.hostile.place import Place
 from tests.hostile.plan import WORKERS, Fault, make_plan
+from tests.hostile.proxy import worst_lag_since
 from tests.hostile.worker import PERMITS
 
 __all__ = ["Harness"]
 
 _TOKEN = re.compile(rb".+-(\d+)(?:-.*)?\.[0-9a-f]{32}")
 LONGEST_CALL = 8.0
+LONG_LAG = 0.5  # of the proxies, in seconds: what comes late then was not a client's fault
 
 
 class Harness:
@@ -106,7 +108,12 @@ class Harness:
 
     def _monitor(self) -> None:
         """Sample which names are taken. While the servers are away there are no samples."""
+        looked_at = monotonic()
         while not self._over.wait(0.1):
+            if (lag := worst_lag_since(looked_at)) > LONG_LAG:
+                # Servers and clients had to wait as well, for their messages at least.
+                self.recorder.note("fault", name="busy machine", begun=monotonic() - lag, target="")
+            looked_at = monotonic()
             try:
                 with self.ground.busy:
                     self.recorder.note("sample", taken=self.ground.taken())

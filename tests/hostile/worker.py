@@ -43,6 +43,7 @@ LOOK_EVERY = 0.01
 HANDED_TTL = 2.0
 CACHE_TTL = 0.5
 BURST = 20
+LATE = 0.4  # seconds after which a request was sent again, to another server
 LONG = 8.0  # longer than a failover takes
 LATCH_COUNT = 2
 FORKED_FOR = 3.0  # seconds for which a forked child works
@@ -60,6 +61,7 @@ class Lane:
             *(self.lock, self.lock, self.several, self.rlock, self.reader, self.reader, self.writer),
             *(self.semaphore, self.semaphore, self.election, self.latch),
             *(self.giver, self.giver, self.adopter, self.adopter, self.own, self.burst, self.burst, self.long),
+            *(self.relay, self.relay),
             *([self.cache] if worker.offers("get_or_compute") else []),
         ]
 
@@ -277,6 +279,31 @@ class Lane:
         offer = self._worker.folder / f"{self._worker.process}.{self._number}.{self._ids}.offer"
         offer.with_suffix(".new").write_text(json.dumps([ticket, kind, name]))
         offer.with_suffix(".new").rename(offer)
+
+    async def relay(self) -> None:
+        """Hand a hold over to this very process, again and again."""
+        held = await self._acquire(self._worker.client.lock("h", ttl=HANDED_TTL), "lock", ("h",), HANDED_TTL)
+        if held is None:
+            return
+        lease, _ = held
+        try:
+            for _ in range(BURST):
+                lease = await self._pass_on(lease)
+        finally:
+            await self._call("release", CLIENT_TIMEOUT, lease.release, names=("h",))
+
+    async def _pass_on(self, lease: Any) -> Any:
+        """The lease of the next holder, which stays for a while if a request may still arrive late."""
+        begun = monotonic()
+        ticket = await self._call("hand_over", CLIENT_TIMEOUT, lease.hand_over, names=("h",))
+        late = monotonic() - begun > LATE
+        lease, hold = await self._take_over(ticket, "lock", "h")
+        if late:
+            await self._look(lease, hold, self._dice.choice([1.5, 5.0]))
+            with contextlib.suppress(holdfast.HoldfastError):
+                await self._take_over(ticket, "lock", "h")  # it is used up; else there are two holders
+                await self._look(lease, hold, 0.0)
+        return lease
 
     async def adopter(self) -> None:
         for offer in self._worker.folder.glob("*.offer"):
