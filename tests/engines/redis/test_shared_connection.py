@@ -1013,6 +1013,44 @@ def _is_connection(descriptor: str, client: dict[str, str]) -> bool:
     return isinstance(name, tuple) and len(name) >= 2 and f"{name[0]}:{name[1]}" == client["addr"]
 
 
+class Left(Exception):
+    """What the handler of a signal raises."""
+
+
+def test_no_connection_is_opened_for_a_caller_that_was_interrupted(make: Make) -> None:
+    attempts: list[socket.socket] = []
+
+    def accept() -> None:
+        with contextlib.suppress(OSError):  # until it is closed
+            while True:
+                attempts.append(listener.accept()[0])  # and it never says a word
+
+    def leave(*_: object) -> None:
+        raise Left
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=accept)
+        thread.start()
+        shared = make(f"redis://127.0.0.1:{listener.getsockname()[1]}")
+        before = signal.signal(signal.SIGALRM, leave)
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.5)
+            with pytest.raises(Left):
+                shared.call_each([echo("x")], LONG)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+        count = len(attempts)
+        assert count
+        time.sleep(4.0)
+        assert len(attempts) <= count + 1, "one may have been under way"
+        shared.close()
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join(LONG)
+    for attempt in attempts:
+        attempt.close()
+
+
 @pytest.mark.long
 def test_interrupts_at_any_moment_mix_nothing_up(server: Server) -> None:
     code = """
