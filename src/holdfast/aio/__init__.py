@@ -70,7 +70,7 @@ def connect(
     on_lost: the default of all its locks.
     on_event: called with each event of its locks (``holdfast.events``); a callable, or a list of them.
     fence_floor: on etcd, a number that every fence exceeds.
-    replicas: how many replicas must have a grant before it counts; docs/engines.md says what that prevents.
+    replicas: how many replicas must have a grant or renewal before it counts; docs/engines.md says what that prevents.
     """
     try:
         observers = Observers(checked_hooks(on_event))
