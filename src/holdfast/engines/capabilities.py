@@ -119,8 +119,8 @@ ENGINES: Final = {
         server_crash="a replica takes over, as in a failover",
         failover=_REPLICATED,
         clock_jump=_CLOCK,
-        partition="an old primary that is cut off grants and renews locks until it is demoted. `replicas=1`, beside the "
-        "server's `min-replicas-to-write`, stops it",
+        partition="an old primary that is cut off grants and renews locks until it is demoted. `replicas=1`, beside "
+        "the server's `min-replicas-to-write`, stops it",
     ),
     "cluster": EngineCapabilities(
         name="Cluster",
