@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import pwd
 import random
 import shutil
 import signal
@@ -24,6 +25,7 @@ from pathlib import Path
 import pytest
 import redis
 
+import holdfast
 from holdfast.engines.local import directory as local_directory
 from holdfast.engines.local import server as local
 from holdfast.engines.local import warden
@@ -280,13 +282,81 @@ def test_longest_allowed_path_and_odd_characters_work(base: Path) -> None:
     assert run_id(local.ensure(directory))
 
 
-def test_a_cron_job_and_a_login_agree_on_the_directory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TMPDIR", "/somewhere")
-    monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/user/1")
-    login = local.default_directory()
-    monkeypatch.delenv("TMPDIR")
-    monkeypatch.delenv("XDG_RUNTIME_DIR")
-    assert local.default_directory() == login == f"/tmp/holdfast-{os.geteuid()}"
+# The directory of a user.
+
+
+@pytest.fixture
+def home(base: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The home directory of this user, by the password database, and a /tmp without a server."""
+    path = base / "home"
+    path.mkdir(mode=0o755)
+    entry = pwd.struct_passwd(("me", "x", os.geteuid(), os.getegid(), "", str(path), "/bin/sh"))
+    monkeypatch.setattr(pwd, "getpwuid", lambda uid: entry)
+    monkeypatch.setattr(local_directory, "TEMPORARY", str(base))
+    return path
+
+
+def in_tmp(base: Path) -> str:
+    return f"{base}/holdfast-{os.geteuid()}"
+
+
+def test_a_cron_job_and_a_login_agree_on_the_directory(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HOME", "TMPDIR", "XDG_RUNTIME_DIR", "XDG_STATE_HOME"):
+        monkeypatch.setenv(name, "/somewhere")
+    login = local_directory.default_directory()
+    for name in ("HOME", "TMPDIR", "XDG_RUNTIME_DIR", "XDG_STATE_HOME"):
+        monkeypatch.delenv(name)
+    assert local_directory.default_directory() == login
+    assert os.path.dirname(login) == str(home), "programs that remove old temporary files leave it alone"
+
+
+def test_the_directory_is_in_tmp_for_a_user_without_a_home(
+    base: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nobody(uid: int) -> pwd.struct_passwd:
+        raise KeyError(uid)
+
+    home.rmdir()
+    assert local_directory.default_directory() == in_tmp(base), "it does not exist"
+    home.mkdir(mode=0o777)
+    home.chmod(0o777)
+    assert local_directory.default_directory() == in_tmp(base), "others may write to it"
+    home.chmod(0o755)
+    assert local_directory.default_directory() != in_tmp(base)
+    monkeypatch.setattr(os, "access", lambda *args, **options: False)
+    assert local_directory.default_directory() == in_tmp(base), "it is read-only"
+    monkeypatch.undo()
+    monkeypatch.setattr(local_directory, "TEMPORARY", str(base))
+    monkeypatch.setattr(pwd, "getpwuid", nobody)
+    assert local_directory.default_directory() == in_tmp(base), "there is no entry in the password database"
+
+
+def test_the_directory_is_in_tmp_if_the_home_is_of_another_user_or_too_long(
+    base: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert local_directory.default_directory() != in_tmp(base)
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    assert local_directory.default_directory() == in_tmp(base)
+    monkeypatch.undo()
+    monkeypatch.setattr(local_directory, "TEMPORARY", str(base))
+    far = home / ("x" * 60)
+    far.mkdir()
+    entry = pwd.struct_passwd(("me", "x", os.geteuid(), os.getegid(), "", str(far), "/bin/sh"))
+    monkeypatch.setattr(pwd, "getpwuid", lambda uid: entry)
+    assert local_directory.default_directory() == in_tmp(base)
+
+
+def test_a_live_server_at_the_old_place_is_still_used(base: Path, home: Path) -> None:
+    with show_presence(in_tmp(base)):
+        assert local_directory.default_directory() == in_tmp(base)
+    eventually(lambda: has_left(in_tmp(base)))
+    assert os.path.dirname(local_directory.default_directory()) == str(home)
+
+
+def test_machines_that_share_a_home_have_servers_of_their_own(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = local_directory.default_directory()
+    monkeypatch.setattr(local_directory, "_machine", lambda: "0000beef")
+    assert local_directory.default_directory() != here
 
 
 # One server.
@@ -732,11 +802,82 @@ def test_named_program_that_cannot_be_run_is_a_mistake_of_configuration(
         local.ensure(place)
 
 
+# The directory, or a file in it, is removed.
+
+
+@pytest.mark.parametrize("how", ["removed", "renamed"])
+def test_a_server_whose_directory_is_gone_ends_and_its_holders_are_told(base: Path, place: str, how: str) -> None:
+    with holdfast.connect(f"local://{place}") as old, holdfast.connect(f"local://{place}") as new:
+        lease = old.lock("a", ttl=3).acquire()
+        pid = server_pid(local.ensure(place))
+        shutil.rmtree(place) if how == "removed" else os.rename(place, base / "elsewhere")
+        with new.lock("a", wait=20):
+            assert lease.lost.wait(10), "two holders, and the first does not know"
+        eventually(lambda: pid not in servers(place))
+        with pytest.raises(holdfast.LeaseLost, match="deleted|another holder"):
+            lease.release()
+
+
 def test_a_server_whose_directory_was_removed_goes_away_too(place: str) -> None:
     path = local.ensure(place)
     pid = server_pid(path)
     with client(path) as server:
         eventually(lambda: server.info("clients")["connected_clients"] == 2)  # the warden has come
+        server.set("order:42", "token")
     shutil.rmtree(place)
     eventually(lambda: pid not in servers(place))
     eventually(lambda: processes(place) == [])
+
+
+def test_after_its_files_were_removed_the_server_still_ends(place: str) -> None:
+    with show_presence(place):
+        for name in ("log", "lock", "warden"):
+            Path(place, name).unlink(missing_ok=True)
+        local.ensure(place)
+    eventually(lambda: processes(place) == [])
+
+
+def test_a_removed_warden_file_leads_to_no_second_warden(place: str) -> None:
+    with show_presence(place) as user:
+        eventually(lambda: user.info("clients")["connected_clients"] == 2)
+        Path(place, "warden").unlink()
+        eventually(lambda: warden.is_locked(os.path.join(place, "warden")))
+        local.ensure(place)
+        eventually(lambda: user.info("clients")["connected_clients"] == 2)
+        assert len(wardens(place)) == 1
+    eventually(lambda: has_left(place))
+
+
+def test_a_warden_that_finds_another_in_its_place_ends(place: str) -> None:
+    with show_presence(place) as user:
+        eventually(lambda: user.info("clients")["connected_clients"] == 2)
+        Path(place, "warden").unlink()
+        with local._lock(os.path.join(place, "warden")) as handle:
+            assert handle is not None
+            eventually(lambda: wardens(place) == [])
+        local.ensure(place)
+        eventually(lambda: len(wardens(place)) == 1)
+    eventually(lambda: has_left(place))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give up privileges")
+def test_a_process_that_gave_up_its_privileges_starts_no_server_without_a_warden(base: Path, place: str) -> None:
+    base.chmod(0o755)
+    os.mkdir(place, 0o700)
+    os.chown(place, 65534, 65534)
+    body = (
+        "import os, shutil, socket, subprocess\nos.setgid(65534)\nos.setuid(65534)\nlocal.LINGER_S = 1.0\n"
+        "sys.executable = '/root/bin/python3'\n"
+        "try:\n    local.ensure(directory)\nexcept Exception as error:\n    print(error)\n"
+    )
+    with script(body, place) as process:
+        process.communicate(timeout=60)
+    assert process.returncode == 0
+    eventually(lambda: servers(place) == [])
+
+
+def test_without_an_interpreter_no_server_is_started(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "may", lambda path, mode: False)
+    with pytest.raises(Unavailable, match="may not run"):
+        local.ensure(place)
+    assert servers(place) == []

@@ -1,4 +1,4 @@
-"""The directory of an embedded server: created if necessary, refused if another user could use or replace it.
+"""The directory of an embedded server: chosen, created if necessary, refused if another user could use or replace it.
 
 This user and root are trusted. No other user may be able to write to the directory, or to replace it by another one.
 Whether it can be replaced depends on every directory on the path to it, and on the targets of symbolic links there:
@@ -14,10 +14,81 @@ from __future__ import annotations
 
 import os
 import stat
+from zlib import crc32
 
+from holdfast.engines.local import warden as files
 from holdfast.errors import InvalidConfig
 
+TEMPORARY = "/tmp"
+PATH_BYTES = 103  # the limit of macOS and the BSDs; Linux allows four more
 _MOST_LINKS = 40  # the limit of the kernel
+
+
+def default_directory() -> str:
+    """The directory of this user's server, if the URL names none.
+
+    It is in the home directory that the password database names, because programs that clean up temporary files leave
+    that alone; or in /tmp, for a user without a home of its own to write to. No environment variable is read: HOME,
+    TMPDIR and XDG_RUNTIME_DIR may differ between a cron job and a login shell, and the locks of both must exclude each
+    other. A server that runs in one of the two places is used in any case.
+    """
+    places = [*_home_directory(), f"{TEMPORARY}/holdfast-{os.geteuid()}"]
+    for place in places:
+        if _is_safe(place) and files.is_locked(os.path.join(place, files.LOG)):
+            return place
+    return next((place for place in places[:-1] if _can_be_made(place)), places[-1])
+
+
+def _home_directory() -> list[str]:
+    """The directory below the home of this user, one for each machine: a home may be shared. Empty if it is too long.
+
+    flock works across the machines that share a home, and a socket does not.
+    """
+    import pwd
+
+    try:
+        home = pwd.getpwuid(os.geteuid()).pw_dir
+    except KeyError:
+        return []  # for example in a container
+    place = os.path.join(home, f".holdfast-{_machine()}")
+    return [place] if os.path.isabs(place) and len(os.fsencode(os.path.join(place, files.SOCKET))) <= PATH_BYTES else []
+
+
+def _machine() -> str:
+    """Eight digits for this machine, which stay the same if its name changes."""
+    try:
+        with open("/etc/machine-id") as lines:
+            name = lines.read().strip()
+    except OSError:
+        name = ""
+    return f"{crc32((name or os.uname().nodename).encode()):08x}"
+
+
+def may(path: str, mode: int) -> bool:
+    """Whether this process, with its effective user, may do that."""
+    return bool(path) and os.access(path, mode, effective_ids=os.access in os.supports_effective_ids)
+
+
+def _is_safe(directory: str) -> bool:
+    """Whether the directory exists and no other user could use or replace it."""
+    try:
+        _check_way(directory, directory)
+        _check(directory, directory, os.lstat(directory))
+    except (OSError, InvalidConfig):
+        return False
+    return True
+
+
+def _can_be_made(directory: str) -> bool:
+    """Whether the directory is private and can be written to, or can be made so, in a directory of this user."""
+    parent = os.path.dirname(directory)
+    try:
+        _check_way(directory, directory)
+        if os.path.lexists(directory):
+            return _is_safe(directory) and may(directory, os.W_OK)
+        return os.stat(parent).st_uid == os.geteuid() and may(parent, os.W_OK | os.X_OK)
+    except (OSError, InvalidConfig):
+        return False
 
 
 def make_private(directory: str) -> None:
@@ -39,6 +110,10 @@ def make_private(directory: str) -> None:
         found = os.lstat(directory)
     except OSError as error:
         raise InvalidConfig(what, f"the directory cannot be used ({error.strerror}); name another") from error
+    _check(what, directory, found)
+
+
+def _check(what: str, directory: str, found: os.stat_result) -> None:
     if stat.S_ISLNK(found.st_mode):
         raise InvalidConfig(what, "it is a symbolic link, and could soon point elsewhere; name what it points to")
     if not stat.S_ISDIR(found.st_mode):

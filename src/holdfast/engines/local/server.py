@@ -37,14 +37,13 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 from holdfast.engines.local import warden as files
-from holdfast.engines.local.directory import make_private
+from holdfast.engines.local.directory import PATH_BYTES, default_directory, make_private, may
 from holdfast.errors import InvalidConfig, Unavailable
 from holdfast.untrusted import printable
 
 LINGER_S = 2.0
 PATIENCE_S = 10.0
 
-_PATH_BYTES = 103  # the limit of macOS and the BSDs; Linux allows four more
 _STEP_S = 0.002
 _TAIL_BYTES = 600
 _COMMAND = "pip install -e '.[local]'"
@@ -63,18 +62,9 @@ python=$1 warden=$2 directory=$3 linger=$4
 shift 4
 (
   if [ $# -gt 0 ]; then "$@" 3<&- & fi
-  [ -z "$python" ] || exec "$python" -I -S "$warden" "$directory" "$linger" <&3 3<&- >>log 2>&1
+  [ -z "$python" ] || exec "$python" -I -S "$warden" "$directory" "$linger" ${!:-} <&3 3<&- >>log 2>&1
 ) &
 """
-
-
-def default_directory() -> str:
-    """The directory of this user's server, if the URL names none.
-
-    It does not depend on XDG_RUNTIME_DIR or TMPDIR. These differ between a cron job and a login shell, and the
-    locks of both must still exclude each other.
-    """
-    return f"/tmp/holdfast-{os.geteuid()}"
 
 
 def ensure(directory: str | None = None) -> str:
@@ -85,8 +75,8 @@ def ensure(directory: str | None = None) -> str:
     """
     directory = os.path.abspath(default_directory() if directory is None else directory)
     path = os.path.join(directory, files.SOCKET)
-    if len(os.fsencode(path)) > _PATH_BYTES:
-        excess = len(os.fsencode(path)) - _PATH_BYTES
+    if len(os.fsencode(path)) > PATH_BYTES:
+        excess = len(os.fsencode(path)) - PATH_BYTES
         raise InvalidConfig(
             f"local://{directory}",
             f"the path of a unix socket in it would be {excess} bytes too long; name a shorter one, "
@@ -285,9 +275,17 @@ def _find_bundled() -> str | None:
 
 
 def _find_interpreter() -> str:
-    """The Python interpreter for the warden. Embedded in another program, `sys.executable` may be that program."""
+    """The Python interpreter for the warden: a server without one would never end.
+
+    Embedded in another program, `sys.executable` may be that program. A process that has given up its privileges may no
+    longer be allowed to run its own interpreter, or to read its own files.
+    """
     import shutil
 
-    if os.path.basename(sys.executable or "").lower().startswith(("python", "pypy")):
-        return sys.executable
-    return shutil.which("python3") or sys.executable or ""
+    own = sys.executable or ""
+    is_python = os.path.basename(own).lower().startswith(("python", "pypy"))
+    for found in (own if is_python else "", shutil.which("python3") or "", "/usr/bin/python3"):
+        if may(found, os.X_OK) and may(files.__file__, os.R_OK):
+            return found
+    why = f"user {os.geteuid()} may not run {own or 'a Python interpreter'}, or may not read {files.__file__}"
+    raise Unavailable({"local://": why}, "Allow that, or start a server of your own and use unix://")

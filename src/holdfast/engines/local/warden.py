@@ -14,6 +14,10 @@ or may have handed its lease to a process that has not started yet. When the ser
    then check connections and keys again. If there are any, undo 3 and 2, and stay.
 5. Shut the server down, wait until its process has ended, remove the files, and only then unlock.
 
+A server that no process can find any more ends at once, whatever is held: its directory was removed or renamed, or its
+log was removed, so the next process that looks for a server starts another one beside it. The holders lose their
+connections, find the other server, and learn from it that their leases are lost.
+
 A warden that is killed on the way leaves a running server, a socket under one of two names, and its own lock
 free. The next starter renames the socket back and starts another warden.
 """
@@ -23,6 +27,7 @@ from __future__ import annotations
 import fcntl
 import os
 import select
+import signal
 import socket
 import sys
 import time
@@ -45,6 +50,7 @@ _PAUSE_S = 3.0
 _TICKS_PER_LINGER = 4
 _TICK_MAX_S = 0.5
 _GONE_S = 10.0
+_REFRESH_S = 3600.0  # cleaners of temporary files remove what was not used for days
 
 
 class Gone(Exception):
@@ -53,6 +59,10 @@ class Gone(Exception):
 
 class Refused(Exception):
     """The server answered with an error."""
+
+
+class Replaced(Exception):
+    """The file that shows that a warden runs was removed, and another warden has been started since."""
 
 
 class Connection:
@@ -260,12 +270,60 @@ def remove(name: str) -> None:
         pass
 
 
-def watch(connection: Connection, linger_s: float) -> None:
+class Place:
+    """The directory and the files by which a process finds the server of this warden."""
+
+    def __init__(self, directory: str) -> None:
+        self._directory = directory
+        self._log = self._stat(LOG)
+        self._shown = 0  # the open file whose lock shows that a warden runs: standard input, or one made since
+        self._refreshed_at = time.monotonic()
+
+    def _stat(self, path: str) -> os.stat_result | None:
+        try:
+            return os.stat(path, follow_symlinks=False)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def is_found(self) -> bool:
+        """Whether a process that looks for a server here finds this one, or at least that there is one."""
+        try:
+            for path, ours in ((self._directory, os.stat(".")), (LOG, self._log)):
+                found = self._stat(path)
+                if found is None or ours is None or not os.path.samestat(found, ours):
+                    return False
+        except OSError:
+            pass  # an error of the disk, or of access, says nothing
+        return True
+
+    def show_warden(self) -> None:
+        """Lock the file again if it was removed. Replaced, if another warden has done so."""
+        found = self._stat(WARDEN)
+        if found is None or not os.path.samestat(found, os.fstat(self._shown)):
+            shown = try_lock(WARDEN)
+            if shown is None:
+                raise Replaced
+            self._shown = shown
+
+    def refresh(self) -> None:
+        """Let the files look used, to programs that remove old files."""
+        if time.monotonic() - self._refreshed_at > _REFRESH_S:
+            self._refreshed_at = time.monotonic()
+            for name in (SOCKET, LOG, WARDEN, "."):
+                if self._stat(name) is not None:
+                    os.utime(name, follow_symlinks=False)
+
+
+def watch(connection: Connection, linger_s: float, place: Place) -> None:
     """Return when the server has been shut down. Raise Gone if the server, or the connection to it, ended otherwise."""
     tick_s = min(_TICK_MAX_S, linger_s / _TICKS_PER_LINGER)
     idle_since: float | None = None
     seen = -1
     while not connection.ends_within(tick_s):
+        if not place.is_found():
+            attempt(connection, "SHUTDOWN", "NOSAVE")
+        place.show_warden()
+        place.refresh()
         others, total = visits(connection)
         if others or anything_held(connection):
             idle_since = None
@@ -279,16 +337,21 @@ def watch(connection: Connection, linger_s: float) -> None:
     raise Gone
 
 
-def main(directory: str, linger: str) -> None:
-    os.chdir(directory)
+def main(directory: str, linger: str, server: str = "") -> None:
+    """``server``: the pid of the server, if it was started with this warden. It is a child of this process then."""
     while (connection := connect()) is not None:
         try:
-            watch(connection, float(linger))
+            watch(connection, float(linger), Place(directory))
             break
+        except Replaced:
+            return
         except Gone:
             # The server was killed or shut down by hand: then the socket is stale, and the next client starts
             # another server. Or all connections were cut, this one among them.
             connection.close()
+    else:
+        if server and not Place(directory).is_found():
+            os.kill(int(server), signal.SIGTERM)  # its directory was removed before this process could connect
     try:
         os.wait()
     except ChildProcessError:
@@ -296,5 +359,6 @@ def main(directory: str, linger: str) -> None:
 
 
 if __name__ == "__main__":
-    # Standard input is the file whose lock shows that a warden runs. It stays open until the warden ends.
+    # The working directory is that of the server, even if it was renamed since. Standard input is the file whose lock
+    # shows that a warden runs. It stays open until the warden ends.
     main(*sys.argv[1:])
