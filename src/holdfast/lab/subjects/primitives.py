@@ -144,7 +144,7 @@ PRIMITIVES: Final[dict[str, Primitive]] = {
     "etcd:hand_over:fails": Primitive(ETCD_FAILS, _ON_ETCD, ETCD_KINDS),
     "etcd:try": Primitive(ETCD_TRIES, ("PermitCount", *_POOL), ETCD_KINDS),
     "etcd:downgrade": Primitive(ETCD_READER, ("ModeExclusion", *_POOL), ETCD_KINDS),
-    "memcached": Primitive(memcached_config, _ON_MEMCACHED),
+    "memcached": Primitive(partial(memcached_config, leaves_us=AT_ONCE), _ON_MEMCACHED),
     "memcached:resumed": Primitive(
         partial(memcached_config, Resumed, renew=False, stay_us=2_900_000, leaves_us=AT_ONCE), _ON_MEMCACHED
     ),
