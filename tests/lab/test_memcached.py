@@ -7,6 +7,7 @@ import pytest
 from holdfast.lab.servers.memcached import Memcached
 from holdfast.lab.servers.replies import ReplyError, Status
 from holdfast.lab.servers.store import START_US
+from holdfast.lab.subjects.memcached import Resumed
 
 SECOND = 1_000_000
 DAY = 86_400
@@ -50,6 +51,39 @@ def test_delete_by_cas_takes_what_was_seen_and_nothing_else(server: Memcached) -
     assert server.execute("md", "k", f"C{theirs}") == Status("HD")
     assert server.execute("md", "k", f"C{theirs}") == Status("NF")
     assert server.execute("gets", "k") is None
+
+
+def test_cas_replaces_what_was_seen_and_nothing_else(server: Memcached) -> None:
+    assert server.execute("cas", "k", 0, 0, 1, "a") == Status("NOT_FOUND")
+    server.execute("add", "k", 0, 2, "a")
+    assert server.execute("cas", "k", 0, 9, 1, "b") == Status("STORED")
+    assert server.execute("cas", "k", 0, 9, 1, "c") == Status("EXISTS")
+    assert server.execute("gets", "k") == [b"b", 2]
+    server.now_us += 5 * SECOND
+    assert server.execute("gets", "k") == [b"b", 2], "it has the end of the second write"
+
+
+def test_an_item_that_is_stored_before_the_clock_is_read_again_lasts_too_short(server: Memcached) -> None:
+    server.stop_clock()
+    server.now_us += 5 * SECOND
+    server.execute("add", "by_duration", 0, 4, "a")
+    server.execute("add", "by_time", 0, START_US // SECOND + 9, "a")
+    assert server.execute("stats") == START_US // SECOND
+    assert server.execute("gets", "by_duration") is not None
+    assert server.execute("clock") == START_US // SECOND + 5, "the second of two new connections finds it read"
+    assert server.execute("gets", "by_duration") is None
+    assert server.execute("gets", "by_time") is not None
+    server.now_us += 4 * SECOND
+    assert server.execute("gets", "by_time") is None
+
+
+def test_a_server_that_was_stopped_answers_before_it_reads_its_clock() -> None:
+    server = Resumed()
+    late = server.execute("stats")
+    assert server.copy().fingerprint() == server.fingerprint()
+    assert server.execute("stats") == late
+    assert server.execute("stats") == START_US // SECOND
+    assert late == START_US // SECOND - 5
 
 
 def test_an_item_is_gone_at_its_tick(server: Memcached) -> None:

@@ -15,6 +15,7 @@ import pytest
 import holdfast
 import holdfast.aio
 from holdfast.engines.memcached import blocking
+from holdfast.protocol import memcached as protocol
 from holdfast.protocol.memcached import program_of
 from tests.etcd.faulty_server import FaultyServer
 from tests.server_memcached import MemcachedServer
@@ -84,6 +85,25 @@ def test_a_lock_granted_when_the_server_resumes_lasts_for_its_ttl(
             time.sleep(0.005)
         with pytest.raises(holdfast.LeaseLost):
             lease.release()
+
+
+def test_a_server_that_accepts_no_more_connections_still_renews(
+    faulty: FaultyServer, connect: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lease = connect(url_of(faulty)).lock("a", ttl=1).acquire()
+    monkeypatch.setattr(protocol, "_READ_AGAIN", 0.0)
+    asked: list[bytes] = []
+
+    def swallow(client: socket.socket, request: bytes) -> bool:
+        if request.startswith(b"stats"):
+            asked.append(request)
+        return request.startswith(b"stats")
+
+    faulty.fault = swallow
+    time.sleep(3.0)
+    assert asked, "the clock was not read again"
+    lease.check()
+    lease.release()
 
 
 # Late requests.

@@ -96,8 +96,12 @@ def end_of(items: Items, token: str, ttl: float, now: float) -> Generator[Comman
         what = f"a ttl of {rounded(ttl)} s on memcached"
         raise StepFailed(Unsupported(what, "give less than 30 days"), sent=False, retry=False)
     reading = items.reading
-    if reading is None or now - reading.asked_at > _READ_AGAIN:
+    if reading is None:
         reading = items.reading = Reading(now, (yield from ask_server(Command(("clock",)))))
+    elif now - reading.asked_at > _READ_AGAIN:
+        time = yield from ask_server(Command(("clock", "again")))
+        # A server that accepts no more connections can still renew: an old reading only lets an item last longer.
+        reading = items.reading = reading if time is None else Reading(now, time)
     items.ends[token] = end = max(ceil(reading.latest(now) + ttl), items.ends.get(token, 0))
     return end
 

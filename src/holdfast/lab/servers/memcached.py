@@ -113,7 +113,7 @@ class Memcached:
                     return Status(f"VERSION {VERSION}")
                 case b"stats", []:
                     return self._clock_us // 1_000_000
-                case b"clock", []:
+                case b"clock", [] | [b"again"]:
                     self.read_clock()
                     return self._clock_us // 1_000_000
             raise ReplyError("ERROR")
