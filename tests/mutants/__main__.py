@@ -4,6 +4,7 @@ python -m tests.mutants                          those that are kept, each first
 python -m tests.mutants --seed 3 --count 20      draw others
 python -m tests.mutants --seed 3 --count 20 --keep   and keep them with what has found them
 python -m tests.mutants --seed 3 --list          print what would be drawn, and run nothing
+python -m tests.mutants --prune                  forget those whose lines are no longer in the code, and print them
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 
 from tests.mutants.kept import Kept, load, save
-from tests.mutants.sites import ROOT, Mutant, area_of, draw, find_mutants, line_of
+from tests.mutants.sites import ROOT, Mutant, area_of, draw, find_mutants, line_of, planted
 from tests.mutants.trial import Verdict, begin, try_mutant
 
 HEAD = "| # | where | mistake | before | after | found by | s |\n|---|---|---|---|---|---|---|"
@@ -29,11 +30,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", type=int, nargs="+", help="numbers of the list, from 1")
     parser.add_argument("--list", action="store_true", help="print the mistakes, and run nothing")
     parser.add_argument("--keep", action="store_true", help="write them, and what found each, to kept.json")
+    parser.add_argument("--prune", action="store_true", help="forget kept mistakes whose lines are no longer there")
     parser.add_argument("--jobs", type=int, default=2, help="trees on trial at the same time")
     parser.add_argument("--limit", type=float, default=900.0, help="seconds for one mistake")
     parser.add_argument("--out", type=Path, help="write the table here, too")
     options = parser.parse_args(arguments)
     kept = load()
+    if options.prune:
+        save([one for one in kept if _applies(one.mutant)])
+        return 0
     if options.seed is None:
         todo = kept
     else:
@@ -73,6 +78,16 @@ def _try_all(numbered: list[tuple[int, Kept]], jobs: int, limit: float) -> dict[
             for test in verdicts[number].doubtful:
                 print(f"  not counted, fails without it too or not always: {test}", flush=True)
     return verdicts
+
+
+def _applies(mutant: Mutant) -> bool:
+    path = ROOT / mutant.file
+    try:
+        planted(path.read_text() if path.exists() else "", mutant)
+    except AssertionError as gone:
+        print(f"forgotten: {gone}")
+        return False
+    return True
 
 
 def _keep(kept: list[Kept], numbered: list[tuple[int, Kept]], verdicts: dict[int, Verdict]) -> None:

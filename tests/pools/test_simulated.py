@@ -210,7 +210,7 @@ def test_a_full_server_renews_a_hold_whose_fence_was_deleted_by_hand() -> None:
     async def holder() -> None:
         lease = await play.lock(one, "permit", ttl=0.9).acquire()
         (holders,) = [key for key in play.world.store.values if key.endswith(b":holders:{a}")]
-        assert play.world.execute(Command(("ZREM", holders, f"fence {lease.token}"))) == 1
+        assert play.world.execute(Command(("ZREM", holders.decode(), f"fence {lease.token}"))) == 1
         play.world.store.oom = True
         await play.sleep(one, 3)
         assert lease.held, "it was not renewed"
