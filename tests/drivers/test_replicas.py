@@ -191,6 +191,32 @@ def test_an_extension_counts_once_replicas_have_it(
     lease.release()
 
 
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda client: client.lock("x", ttl=6.0),
+        lambda client: client.lock("y", "z", ttl=6.0),
+        lambda client: client.semaphore("s", permits=1, ttl=6.0),
+    ],
+    ids=["lock", "several", "semaphore"],
+)
+def test_an_extension_that_no_replica_has_confirms_no_later_renewal(
+    ask: Callable[[Any], Any], pair: tuple[Server, Server], copy: redis.Redis
+) -> None:
+    """The primary keeps the lease for longer than a renewal asks for, so a renewal need not write; then WAIT counts the
+    replica, although that has neither."""
+    with holdfast.connect(pair[0].url, replicas=1, timeout=2.5) as client:
+        lease = ask(client).acquire()
+        pair[1].pause()
+        with pytest.raises(holdfast.Unavailable, match="0 of 1 replicas"):
+            lease.extend(60.0)
+        pair[0].client().client_kill_filter(_type="normal", skipme=True)  # a new connection has written nothing yet
+        assert lease.lost.wait(20.0), "its renewals were not confirmed"
+        assert not lease.held
+        with pytest.raises(holdfast.LeaseLost):
+            lease.release()
+
+
 def test_a_pass_to_a_longer_ttl_is_confirmed(pair: tuple[Server, Server], copy: redis.Redis) -> None:
     with holdfast.connect(pair[0].url, replicas=1) as client, ThreadPoolExecutor() as pool:
         lease = client.lock("x", ttl=5.0).acquire()

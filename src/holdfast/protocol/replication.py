@@ -4,8 +4,8 @@ Invariant. With ``replicas=n`` no caller gets a lease before the server has said
 its writes up to then, including the grant.
 
 One request does it: a renewal of the grant, and WAIT after it on the same connection, because WAIT counts the replicas
-that have what *this connection* wrote. The renewal asks for one millisecond more than the grant did, since a renewal
-that prolongs nothing writes nothing, and WAIT would then be satisfied by replicas that have seen none of it. The
+that have what *this connection* wrote. The renewal writes the key even if it prolongs nothing (an extension that no
+replica confirmed may have made it last longer): otherwise replicas that have seen none of it would satisfy WAIT. The
 renewal also shows whether the server that answers has the grant at all: another server may have taken over since.
 
 Names in different slots of a cluster are on different servers: one such request for each slot.
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from holdfast.protocol.leases import Driver
 
 _SERVER_WAITS: Final = 0.8  # part of the request's timeout for which the server waits, so that the reply is in time
-_SHORTEST: Final = 0.001
+_WRITING: Final = "write"  # an argument of a renewal
 _SEVERAL: Final = "several slots"  # where locks on several primaries are renewed: they delay no others
 _LONGEST: Final = 1.0  # seconds for which a renewal waits for replicas; then it is tried again
 
@@ -84,7 +84,7 @@ def confirm_renewal(hold: Hold, ttl: float, driver: Driver, what: str = "renewal
     asked_at = yield from clock()
     hold.ask_to_prolong(ttl, asked_at + timeout)
     try:
-        step = renew_step(hold, ttl + _SHORTEST)
+        step = _writing(hold, ttl)
         kept, copies = yield from _ask_in_slots(step, options.replicas, timeout, driver.registry)
     except StepFailed as failed:
         raise outage(failed, f"lock {hold.name!r}", timeout) from failed.__cause__
@@ -169,7 +169,7 @@ def _ask_for_all(
     renewed: dict[Hold, float], timeout: float, registry: LeaseRegistry
 ) -> Effects[list[tuple[int | StepFailed, int]]]:
     """For each hold what a renewal finds, or why it failed, and how many replicas have it."""
-    steps = [renew_step(hold, ttl + _SHORTEST) for hold, ttl in renewed.items()]
+    steps = [_writing(hold, ttl) for hold, ttl in renewed.items()]
     replicas = next(iter(renewed)).options.replicas  # of the client, so the same for all
     try:
         if len(steps) == 1:
@@ -181,6 +181,12 @@ def _ask_for_all(
 
 
 # Requests.
+
+
+def _writing(hold: Hold, ttl: float) -> Step:
+    """A renewal after which WAIT says which replicas have it."""
+    step = renew_step(hold, ttl)
+    return step._replace(args=(*step.args, _WRITING))
 
 
 def _in_slots(step: Step, registry: LeaseRegistry) -> list[Step]:

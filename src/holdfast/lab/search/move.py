@@ -92,8 +92,10 @@ class Move:
         if request.link in self.broken_links:
             replies: tuple[Any, ...] = (BROKEN_LINK,)
         else:
+            # WAIT counts the replicas that have what this connection wrote; if it wrote nothing, any replica counts.
+            wrote = request.confirms and self.server.execute(self.store, request, self.model.channels[client]).written
             replies = self._execute(client, request)
-            if request.confirms and self.config.promotes == "confirmed":
+            if wrote and self.config.promotes == "confirmed":
                 self.before = ()
         self.held_back[client] = False
         if self.stopped[client] > self.now:
