@@ -150,6 +150,7 @@ class EtcdFleet:
         self._front = front
         self._folder = Path(tempfile.mkdtemp(prefix="hf-"))
         self._scheme, self._user = scheme, user
+        self.members: list[Member] = []
         self._http = httpx.Client(verify=False, trust_env=False)
         # Without fsync: the tests kill processes, not machines.
         options = (*options, *(() if safe else ("--unsafe-no-fsync",)))

@@ -1,4 +1,4 @@
-"""A conversation with etcd, driven by hand and with a clock: what the time of an answer is, and what a refusal means."""
+"""A conversation with etcd, driven by hand and by a clock: the time of an answer, and what a refusal means."""
 
 from __future__ import annotations
 

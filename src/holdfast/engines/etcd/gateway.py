@@ -32,6 +32,8 @@ from holdfast.protocol.intents.requests import (
 )
 
 TXN: Final = "/v3/kv/txn"
+RANGE: Final = "/v3/kv/range"
+DELETE: Final = "/v3/kv/deleterange"
 GRANT: Final = "/v3/lease/grant"
 KEEP: Final = "/v3/lease/keepalive"
 TIME_TO_LIVE: Final = "/v3/lease/timetolive"
@@ -74,6 +76,9 @@ def _number(value: Any) -> int:
 def write(request: Txn | GrantLease | KeepLease | ReadLease) -> tuple[str, bytes]:
     """The path and the body of a request."""
     if type(request) is Txn:
+        if (plain := _plain(request)) is not None:
+            (content,) = _operation(plain).values()
+            return RANGE if type(plain) is Get else DELETE, body(content)
         return TXN, body(_txn(request))
     if type(request) is GrantLease:
         return GRANT, body({"TTL": str(request.seconds)})
@@ -81,6 +86,17 @@ def write(request: Txn | GrantLease | KeepLease | ReadLease) -> tuple[str, bytes
         return TIME_TO_LIVE, body({"ID": str(request.lease)})
     assert type(request) is KeepLease
     return KEEP, body({"ID": str(request.lease)})
+
+
+def _plain(txn: Txn) -> Get | Delete | None:
+    """The one operation of a transaction without compares that only reads or deletes.
+
+    As a request of its own it costs less, and an etcd allows it that is so full that it refuses every transaction.
+    """
+    if len(txn.then) == 1 and not txn.compares:
+        (only,) = txn.then
+        return only if isinstance(only, Get | Delete) else None
+    return None
 
 
 def _txn(txn: Txn) -> dict[str, Any]:
@@ -138,7 +154,11 @@ def read(request: Txn | GrantLease | KeepLease | ReadLease, answer: bytes | byte
     try:
         content = json.loads(answer)
         if type(request) is Txn:
-            return _txn_result(request, content, _number(content["header"]["revision"]))
+            revision = _number(content["header"]["revision"])
+            if (plain := _plain(request)) is not None:
+                name = "response_range" if type(plain) is Get else "response_delete_range"
+                return TxnResult(True, revision, (_result(plain, {name: content}, revision),))
+            return _txn_result(request, content, revision)
         life = content["result"] if type(request) is KeepLease else content
         lease = LeaseLife(_number(life.get("ID", 0)), max(0, _number(life.get("TTL", 0))))
     except _UNLIKE_ETCD:

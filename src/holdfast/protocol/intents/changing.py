@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from typing import Final
 
-from holdfast.protocol.intents.layout import token_of
+from holdfast.protocol.intents.layout import is_slot, token_of
 from holdfast.protocol.intents.requests import (
     Answer,
     Delete,
@@ -69,6 +69,36 @@ def still_ours(token: str, intent: Intent, found: Sequence[Found]) -> bool:
     return True
 
 
+def perform_any(operations: tuple[Operation, ...]) -> Generator[Request, Answer, TxnResult]:
+    """The results of operations that read and remove (see ``removals``), for holds that end; also of a full etcd.
+
+    A full etcd (3.5.1 does so) refuses every transaction, but no plain read or delete. So they are sent one by one, and
+    what is to be removed is read and then deleted. Nobody writes it in between, or later: its token, which is ours, is
+    never used again, and has not been handed over. Not so a slot, whose key the next holder will use.
+    """
+    try:
+        return (yield from perform(Txn((), operations)))
+    except NoSpace:
+        if any(is_slot(compare.key) for one in operations if type(one) is Txn for compare in one.compares):
+            raise
+    results: list[Found | TxnResult] = []
+    revision = 0
+    for one in operations:
+        if type(one) is not Txn:
+            done = yield from perform(Txn((), (one,)))
+            results.append(done.results[0])
+        else:
+            (key,) = (compare.key for compare in one.compares)
+            done = yield from perform(Txn((), (Get(key),)))
+            # If it is gone, etcd has executed the transaction before it refused it.
+            same = all(Modified(item.key, item.modified) in one.compares for item in done.results[0].items)
+            if same and done.results[0].items:
+                done = yield from perform(Txn((), (Delete(key),)))
+            results.append(TxnResult(same, done.revision, ()))
+        revision = revision or done.revision
+    return TxnResult(True, revision, tuple(results))
+
+
 def removals(intent: Intent) -> tuple[Txn, ...]:
     """Operations that delete each key that is as we know it. The result of each is a TxnResult."""
     if not intent.created:
@@ -98,7 +128,7 @@ def with_tombstone(
             pass
         except NoSpace:
             is_buried = False
-    return (yield from perform(Txn((), operations))), is_buried
+    return (yield from perform_any(operations)), is_buried
 
 
 def remove_own(
@@ -119,7 +149,7 @@ def remove_own(
         if {*intent.keys} <= {item.key for item in ours}:
             freed = DONE
         removed = tuple(Txn((Modified(item.key, item.modified),), (Delete(item.key),)) for item in ours)
-        done = yield from perform(Txn((), removed))
+        done = yield from perform_any(removed)
         if all(each.succeeded for each in done.results):
             break
     if is_buried:

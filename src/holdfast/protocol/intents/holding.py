@@ -24,6 +24,7 @@ from holdfast.protocol.effects import Step
 from holdfast.protocol.intents.changing import (
     all_removed,
     change,
+    perform_any,
     removals,
     remove_own,
     still_ours,
@@ -105,7 +106,7 @@ def together(parts: list[Part]) -> Generator[Request, Answer, list[Any]]:
         results: tuple[Any, ...] = ()
         revision = 0
         if size:
-            done = yield from perform(Txn((), tuple(operation for one in batch for operation in one.operations)))
+            done = yield from perform_any(tuple(operation for one in batch for operation in one.operations))
             results, revision = done.results, done.revision
         for one in batch:
             own, results = results[: len(one.operations)], results[len(one.operations) :]

@@ -69,6 +69,10 @@ def slot_key(name: str, slot: int) -> str:
     return f"{name}{_MARK}slot:{slot}"
 
 
+def is_slot(key: str) -> bool:
+    return f"{_MARK}slot:" in key
+
+
 def latch_key(name: str) -> str:
     return f"{name}{_INTENT}latch:state"
 

@@ -174,7 +174,7 @@ class LeaseGone(Exception):
 class NoSpace(Exception):
     """The database of etcd is full. etcd may have executed the request before it answered so; it will not do so later.
 
-    Only requests that write a key or grant a lease are refused.
+    Requests that write a key or grant a lease are refused; by some versions (3.5.1) every transaction, too.
     """
 
     def __init__(self, failed: StepFailed) -> None:
