@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import redis
 
+import holdfast
 from holdfast.cli.doctor.permissions import rules_on_sentinels
 from tests.fleets import SERVICE, SentinelFleet, find_redis
 from tests.sentinel.test_failover import key_on, ports_of
@@ -84,6 +85,29 @@ def test_a_client_that_was_there_before_follows_the_leader_too(fleet: SentinelFl
     assert lease is not None
     assert faces[1].lock("x", ttl=30).acquire(blocking=False) is None
     lease.release()
+
+
+def test_a_holder_that_no_sentinel_tells_loses_its_lease_before_another_has_it(
+    fleet: SentinelFleet, connect: Any
+) -> None:
+    """It is cut off together with the old primary, where no replica confirms its renewals any more."""
+    _, new, hung = fleet.servers
+    apart = fleet.url.replace(",".join(f"{host}:{port}" for host, port in fleet.hosts), "{}:{}".format(*fleet.hosts[2]))
+    lease = connect(apart, replicas=1).lock("x", ttl=4.0).acquire()
+    fleet.sentinels[2].pause()
+    hung.pause()
+    try:
+        assert ask(fleet, 0, "FAILOVER")
+        eventually(lambda: listed(fleet, 1)[0] == new.port, timeout=30.0)
+        second = connect(fleet.url_from(1)).lock("x", ttl=30.0).acquire(timeout=30)
+        assert second is not None
+        assert not lease.held
+        assert key_on(new, fleet, "x") == second.token.encode()
+        second.release()
+    finally:
+        fleet.sentinels[2].resume()
+    with pytest.raises(holdfast.LeaseLost):
+        lease.release()
 
 
 @pytest.mark.parametrize(
