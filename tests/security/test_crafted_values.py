@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import redis
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import holdfast
@@ -190,7 +190,8 @@ def test_a_crafted_token_cannot_forge_the_entry_of_its_break(play: Callable[[Sce
     assert (entry.reason, entry.by.label) == ("it is stuck", "ops")
 
 
-@settings(max_examples=200)
+@example(words=[b"5", b"9" * 400, b"-1"])
+@settings(max_examples=50)
 @given(
     words=st.lists(st.one_of(st.binary(max_size=20), st.sampled_from([b"ask", b"1" * 5000, b"-1", b"1"])), max_size=5)
 )
@@ -328,6 +329,7 @@ def test_whatever_is_in_an_intent_clients_go_on_and_show_plain_text(
     check_plain(world.run(world.spawn(scenario(), client._driver)))
 
 
+@example(value="broken 1 1 1 h-" + "9" * 5000 + " h-" + "9" * 5000 + " x")
 @settings(max_examples=100)
 @given(value=VALUES)
 def test_a_holder_on_etcd_is_told_of_its_loss_whatever_is_in_its_key(value: str) -> None:
