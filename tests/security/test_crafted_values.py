@@ -339,13 +339,13 @@ def test_a_holder_on_etcd_is_told_of_its_loss_whatever_is_in_its_key(value: str)
     client = on_etcd(world)
 
     async def scenario() -> Any:
-        lease = await client.lock("k", ttl=3).acquire()
+        lease = await client.lock("k", ttl=30).acquire()
         (key,) = (key for key in store.items if "intent" in key)
         for each in (key, f"k:hf1:gone:{lease.token}"):
             store.execute("etcd", Txn((), (Put(each, value),)), "")
         store.items.pop(key)
-        await client._driver.run(wait(None, client._driver.now() + 3.5))
-        assert not lease.held
+        await client._driver.run(wait(None, client._driver.now() + 12))  # until its next renewal
+        assert lease.lost.is_set()
         with pytest.raises(holdfast.LeaseLost):
             await lease.release()
         return lease.reason
