@@ -139,7 +139,7 @@ def test_a_killed_reader_or_writer_costs_its_ttl(client: holdfast.Client, url: s
 def test_a_killed_waiter_costs_nothing(client: holdfast.Client, url: str, admin: redis.Redis) -> None:
     """A writer that waited and is no more: its listener is gone with it, and those behind it are let in."""
     with client.rwlock("x", ttl=20).read, Script(VICTIM, url, "write", 20) as victim:
-        eventually(lambda: waiting(admin, "x") == 1)
+        eventually(lambda: waiting(admin, "x") == 1, 20.0, "that process has started, and waits")
         victim.send(signal.SIGKILL)
         victim.wait()
         with client.rwlock("x", wait=5).read:

@@ -603,9 +603,9 @@ def test_starter_killed_during_the_start_strands_nobody(place: str, after_ms: in
     time.sleep(after_ms / 1000)
     starter.kill()
     starter.communicate()
-    found = run_id(local.ensure(place))
-    assert len(servers(place)) == 1
-    assert run_id(local.ensure(place)) == found
+    with show_presence(place) as server:
+        assert len(servers(place)) == 1
+        assert run_id(local.ensure(place)) == server.info("server")["run_id"]
     eventually(lambda: has_left(place))
 
 
