@@ -23,6 +23,7 @@ import redis
 
 from holdfast.drivers import clock
 from holdfast.engines.redis.blocking.engine import Engine
+from holdfast.engines.redis.blocking.pipelined_connection import Request
 from holdfast.engines.redis.blocking.shared_connection import SharedConnection
 from holdfast.engines.redis.target import resolve
 from holdfast.protocol.effects import Command, Step, StepFailed
@@ -1013,42 +1014,13 @@ def _is_connection(descriptor: str, client: dict[str, str]) -> bool:
     return isinstance(name, tuple) and len(name) >= 2 and f"{name[0]}:{name[1]}" == client["addr"]
 
 
-class Left(Exception):
-    """What the handler of a signal raises."""
-
-
-def test_no_connection_is_opened_for_a_caller_that_was_interrupted(make: Make) -> None:
-    attempts: list[socket.socket] = []
-
-    def accept() -> None:
-        with contextlib.suppress(OSError):  # until it is closed
-            while True:
-                attempts.append(listener.accept()[0])  # and it never says a word
-
-    def leave(*_: object) -> None:
-        raise Left
-
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        thread = threading.Thread(target=accept)
-        thread.start()
-        shared = make(f"redis://127.0.0.1:{listener.getsockname()[1]}")
-        before = signal.signal(signal.SIGALRM, leave)
-        try:
-            signal.setitimer(signal.ITIMER_REAL, 0.5)
-            with pytest.raises(Left):
-                shared.call_each([echo("x")], LONG)
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            signal.signal(signal.SIGALRM, before)
-        count = len(attempts)
-        assert count
-        time.sleep(4.0)
-        assert len(attempts) <= count + 1, "one may have been under way"
-        shared.close()
-        listener.shutdown(socket.SHUT_RDWR)
-        thread.join(LONG)
-    for attempt in attempts:
-        attempt.close()
+def test_no_connection_is_opened_for_a_caller_that_has_left(shared: SharedConnection, admin: redis.Redis) -> None:
+    request = Request([echo("x")], LONG, resolve("redis://unused", aio=False).scripts)
+    request.left = True  # interrupted before the thread has looked at its request
+    shared._thread.queue.append(request)
+    shared._thread.start()
+    eventually(lambda: not shared._thread.queue)
+    assert connections_of(admin) == []
 
 
 @pytest.mark.long
