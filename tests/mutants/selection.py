@@ -54,7 +54,6 @@ _ENGINE: Final = (
 _FEATURES: Final = (
     ("engines/local", ("tests/engines/local",)),
     ("redis/sentinel", ("tests/engines/redis/test_sentinel_urls.py",)),
-    ("protocol/memcached", ("tests/lab/test_memcached.py",)),
     ("inspect|break|broken", ("tests/inspection", "tests/cli/test_operate.py")),
     ("latch", ("tests/latch",)),
     ("election", ("tests/election",)),
@@ -72,6 +71,11 @@ _FEATURES: Final = (
     ("greenlets", ("tests/drivers",)),
 )
 _GENERAL: Final = ("tests/conformance",)
+# Tests of an engine that need no server.
+_ON_A_MODEL: Final = {
+    "etcd": ("tests/etcd/test_given_up.py", "tests/etcd/test_search.py"),
+    "memcached": ("tests/lab/test_memcached.py",),
+}
 _VIRTUAL_FIRST: Final = ("simulated", "search", "lab", "semantics")
 
 
@@ -79,37 +83,31 @@ def runs_for(mutant: Mutant) -> Iterator[Run]:
     near = [path for words, paths in _FEATURES if re.search(words, mutant.file) for path in paths]
     text = mutant.file + mutant.function + mutant.old
     engine = next((engine for pattern, engine in _ENGINE if re.match(pattern, text)), "")
-    if engine in {"etcd", "memcached"}:  # nothing else runs its code, except for the lab
-        yield Run(_in_order([f"tests/{engine}/test_search.py", "tests/lab/test_memcached.py"], engine))
-        yield Run(_conformance(near), engine)
+    if engine in _ON_A_MODEL:
+        first = [path for path in CONFORMANCE if path.startswith(tuple(near))]
+        yield Run(_ON_A_MODEL[engine])
+        yield Run(tuple(first), engine)
         yield Run((f"tests/{engine}",), processes=2)
-        yield Run(_conformance(_GENERAL, near), engine, processes=2)
-        return
+        yield Run(tuple(path for path in CONFORMANCE if path not in first), engine, processes=2)
+        if re.search(f"intents|{engine}", mutant.file):
+            return  # nothing else runs its code
     if engine in {"sentinel", "cluster"}:
         yield Run((f"tests/{engine}",))
     yield Run(_in_order([*near, *_GENERAL]))
-    if engine:
+    if engine and engine not in _ON_A_MODEL:
         yield Run(CONFORMANCE, engine, processes=2)
     yield Run(("tests",), processes=3)
 
 
-def _in_order(paths: list[str], engine: str = "") -> tuple[str, ...]:
+def _in_order(paths: list[str]) -> tuple[str, ...]:
     """Their files, those in virtual time first."""
     files = [
         str(file.relative_to(ROOT))
         for path in dict.fromkeys(paths)
         for file in ([ROOT / path] if path.endswith(".py") else sorted((ROOT / path).rglob("test_*.py")))
-        if file.exists() and (not engine or engine in str(file))
     ]
     ranks = [*_VIRTUAL_FIRST, ""]
     return tuple(sorted(files, key=lambda file: next(n for n, word in enumerate(ranks) if word in file)))
-
-
-def _conformance(first: tuple[str, ...] | list[str], done: list[str] | None = None) -> tuple[str, ...]:
-    """Of the conformance suite: the files below these folders, or all but those that were run before."""
-    if done is None:
-        return tuple(path for path in CONFORMANCE if path.startswith(tuple(first)))
-    return tuple(path for path in CONFORMANCE if not path.startswith(tuple(done) or "-"))
 
 
 def left_out(run: Run) -> list[str]:

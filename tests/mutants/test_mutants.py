@@ -107,7 +107,9 @@ def test_a_seed_draws_the_same_mistakes_evenly() -> None:
         source = planted((ROOT / mutant.file).read_text(), mutant)
         if mutant.file.endswith(".py"):
             ast.parse(source)
-        assert list(runs_for(mutant))
+        runs = [path for run in runs_for(mutant) for path in run.paths]
+        assert [path for path in runs if not (ROOT / path).exists()] == []
+        assert runs
 
 
 @pytest.mark.parametrize(
