@@ -122,7 +122,6 @@ class Lane:
         if lease.held:
             fences, slot = {name: lease.fences[name] for name in names}, getattr(lease, "slot", -1)
             self._note("held", id=self._ids, kind=kind, fences=fences, slot=slot, asked=asked, ttl=ttl, **more)
-            self._worker.granted.set()
             return self._ids
         return 0
 
@@ -349,7 +348,6 @@ class Worker:
         self.seed = seed
         self.recorder = Recorder(folder, process)
         self.stopping = threading.Event()
-        self.granted = threading.Event()
         self.url = url
         self.fork_after = fork_after
         self._engine = engine
@@ -399,13 +397,10 @@ def main(arguments: list[str]) -> None:
 def _with_threads(worker: Worker) -> None:
     worker.connect()
     print("ready", flush=True)
+    child = _fork_after_grant(worker) if worker.fork_after else 0
     lanes = [threading.Thread(target=run_blocking, args=(Lane(worker, number).run(),)) for number in range(LANES)]
     for lane in lanes:
         lane.start()
-    child = 0
-    if worker.fork_after and worker.granted.wait(10.0):
-        time.sleep(worker.fork_after)
-        child = worker.fork()
     sys.stdin.readline()
     worker.stopping.set()
     for lane in lanes:
@@ -419,6 +414,17 @@ def _with_threads(worker: Worker) -> None:
     for thread in left:
         thread.join(2.0)  # a daemon that was told to end may need a moment for it
     worker.recorder.note("closed", left=[thread.name for thread in left if thread.is_alive()])
+
+
+def _fork_after_grant(worker: Worker) -> int:
+    """The pid of a child that was forked while threads of a new client were starting; 0 if there was no grant."""
+    child = 0
+    with contextlib.suppress(holdfast.HoldfastError):
+        lease = worker.client.lock(f"own-{worker.process}", ttl=2.0).acquire(timeout=5.0)
+        time.sleep(worker.fork_after)
+        child = worker.fork()
+        lease.release()
+    return child
 
 
 async def _with_tasks(worker: Worker) -> None:

@@ -44,7 +44,7 @@ class EtcdGround(Ground):
     faults: ClassVar[Mapping[str, FaultKind]] = {
         **WORKER_FAULTS,
         **STALL,
-        "fork worker": FaultKind(("b0", "b1"), 0.09, 0.13),
+        "fork worker": FaultKind(("b0", "b1"), 0.09, 0.13, rest=2.0, weight=2),
         "stall peer links": FaultKind(MEMBERS, 1.0, 4.0, rest=REST, weight=4),
         "stall all peer links": FaultKind(shortest=0.5, longest=3.0, rest=REST),
         "pause leader": FaultKind(shortest=1.0, longest=5.0, rest=REST, weight=2),
