@@ -56,6 +56,7 @@ class SentinelGround(Ground):
         super().__init__(note)
         self._inner: dict[int, Proxy] = {}  # by the port of the server: how the fleet reaches it
         self._fleet = SentinelFleet(front=self._front, patience_ms=PATIENCE_MS)
+        self._to_server: dict[str, dict[int, Proxy]] = {}  # by place and port
         self._sentinels = [redis.Redis(port=sentinel.port, socket_timeout=1.0) for sentinel in self._fleet.sentinels]
         self._primary = self._fleet.primary
         self._settled_at = monotonic()
@@ -76,7 +77,7 @@ class SentinelGround(Ground):
         turn = WORKERS.index(place)
         hosts = ",".join(f"127.0.0.1:{proxy.port}" for proxy in (sentinels * 2)[turn % 3 :][:3])
         url = f"redis+sentinel://{hosts}/{SERVICE}/0{self.options}"
-        self._to_server = {**getattr(self, "_to_server", {}), place: servers}
+        self._to_server[place] = servers
         return self.routes.setdefault(place, Route(url, [*sentinels, *servers.values()]))
 
     def tokens(self) -> Iterator[tuple[str, bytes]]:
@@ -92,7 +93,7 @@ class SentinelGround(Ground):
 
     def _look_for_failovers(self) -> None:
         """On a busy machine the Sentinels may find a primary silent that only had to wait for a processor."""
-        if all(self._named_by(number) is self._primary for number in range(len(self._sentinels))):
+        if {self._named_by(number) for number in range(len(self._sentinels))} <= {self._primary, None}:
             self._settled_at = monotonic()
             return
         begun, old = self._settled_at - PATIENCE_MS / 1000, self._primary
