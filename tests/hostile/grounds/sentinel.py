@@ -29,7 +29,7 @@ from tests.servers import Server
 
 __all__ = ["ConfirmedGround", "SentinelGround"]
 
-RECHECK = 1.0  # a client asks a Sentinel that often
+RECHECK = 1.5  # a client asks a Sentinel every second, waits 0.25 s for the answer, and then drops its connections
 PATIENCE_MS = 2000
 FAILOVER_TIMEOUT_MS = 3000
 ASK_AGAIN = 8.0
