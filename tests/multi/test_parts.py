@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.lab.simulation.world import Fate
+from holdfast.lab.servers.store import Store
+from holdfast.lab.simulation.world import Fate, perform
 from holdfast.names import keys_of, slot_of
 from holdfast.protocol.effects import Step, StepFailed
 from holdfast.protocol.kinds.parts import StepInParts, is_divisible
@@ -146,8 +147,8 @@ def test_places_are_gone_through_in_their_order_and_each_has_its_fence() -> None
 
 def test_who_is_refused_gives_back_what_it_had() -> None:
     refused = [0, 100, 7, 1]
-    sent, reply = played(acquire_step("a", "b"), b"5", refused, 1)
-    assert sent == [("multi_acquire", ["b"]), ("multi_acquire", ["a"]), ("multi_release", ["b"])]
+    sent, reply = played(acquire_step("a", "b"), b"5", refused, b"0")
+    assert sent == [("multi_acquire", ["b"]), ("multi_acquire", ["a"]), ("multi_roll_back", ["b"])]
     assert reply == refused
     sent, reply = played(acquire_step("a", "b", "d"), b"5", b"6", refused, 1, 1)
     assert sent[2:] == [("multi_acquire", ["d"]), ("multi_release", ["b"]), ("multi_release", ["a"])]
@@ -156,11 +157,72 @@ def test_who_is_refused_gives_back_what_it_had() -> None:
 
 def test_who_is_refused_gives_up_its_turn_further_on() -> None:
     refused = [0, 100, 7, 1]
-    sent, reply = played(acquire_step("a", "b"), refused, [0, 1])
-    assert sent == [("multi_acquire", ["b"]), ("multi_abandon", ["a"])]
+    sent, reply = played(acquire_step("a", "b"), refused, b"0")
+    assert sent == [("multi_acquire", ["b"]), ("multi_roll_back", ["a"])]
+    assert reply == refused
+    sent, reply = played(acquire_step("a", "b"), refused, b"9", b"0")
+    assert sent[1:] == [("multi_roll_back", ["a"])] * 2, "an earlier try was granted it: now its fence is known"
     assert reply == refused
     sent, _ = played(acquire_step("a", "b", channel=""), refused)
     assert sent == [("multi_acquire", ["b"])], "a client that does not queue has no place in any queue"
+
+
+class Slots:
+    """A server on which each name is a slot of its own, and two clients."""
+
+    def __init__(self) -> None:
+        self.store = Store()
+
+    def acquire(self, token: str, *names: str) -> StepInParts:
+        keys = tuple(key for name in names for key in (*keys_of(name).shared, keys_of(name).tombstone(token)))
+        args = (token, "3000", "3600000", "0", "0 bell", "0", "")
+        return StepInParts(Step("multi_acquire", keys, args), lambda key: ord(key[0]))
+
+    def do(self, parts: StepInParts, steps: int = 9) -> Any:
+        """Perform that many parts, or all; returns the reply, if it is known."""
+        while parts.step is not None and steps:
+            parts.answer(perform(self.store, parts.step))
+            steps -= 1
+        return parts.reply
+
+    def owner(self, name: str) -> Any:
+        return self.store.values.get(name.encode())
+
+
+def test_a_late_roll_back_does_not_free_what_the_next_try_was_granted() -> None:
+    slots = Slots()
+    slots.do(slots.acquire("B", "b"))
+    first = slots.acquire("A", "a", "b")
+    slots.do(first, 2)  # it has a, and is refused b
+    late = first.step
+    assert late is not None
+    perform(slots.store, Step("release", keys_of("b").shared, ("B",)))
+    assert slots.do(slots.acquire("A", "a", "b"))[0] == 1
+    perform(slots.store, late)
+    assert slots.owner("a") == slots.owner("b") == b"A"
+
+
+def test_a_late_roll_back_in_a_later_slot_does_not_free_a_grant() -> None:
+    slots = Slots()
+    slots.do(slots.acquire("B", "a"))
+    first = slots.acquire("A", "a", "b")
+    slots.do(first, 1)  # it is refused a
+    late = first.step
+    assert late is not None
+    assert late.keys[0] == "b"
+    perform(slots.store, Step("release", keys_of("a").shared, ("B",)))
+    assert slots.do(slots.acquire("A", "a", "b"))[0] == 1
+    perform(slots.store, late)
+    assert slots.owner("a") == slots.owner("b") == b"A"
+
+
+def test_a_name_that_an_earlier_try_was_granted_is_freed_after_a_refusal() -> None:
+    slots = Slots()
+    lost = slots.acquire("A", "b")
+    slots.do(lost)  # as a part of a try whose replies were lost
+    slots.do(slots.acquire("B", "a"))
+    assert slots.do(slots.acquire("A", "a", "b"))[0] == 0
+    assert slots.owner("b") is None
 
 
 def test_one_place_is_one_step() -> None:

@@ -379,6 +379,7 @@ REPLIES: Final[dict[str, Reply]] = {
     **dict.fromkeys(("renew", "pool_renew", "multi_renew", "pool_share", "multi_leave", "pool_leave"), _found),
     **dict.fromkeys(("hand_over", "pool_hand_over", "multi_hand_over"), _found),
     **dict.fromkeys(("abandon", "pool_abandon", "multi_abandon"), _cleaned),
+    "multi_roll_back": lambda reply: _whole(_score(reply), 0),
     **dict.fromkeys(("latch_look", "latch_count_down"), _latch),
     "present": _present,
     "pool_find": _all_yes_or_no,

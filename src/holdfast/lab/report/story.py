@@ -50,6 +50,7 @@ _MEANING: Final[dict[str, dict[Any, str]]] = {
     "multi_release": {None: "releases its names"},
     "multi_renew": {1: "renews its lease", None: "finds that its lease is gone"},
     "multi_abandon": {None: "cleans up after itself"},
+    "multi_roll_back": {None: "gives back what it has, because another name is refused"},
     "latch_look": {None: "asks whether the latch is open"},
     "latch_count_down": {None: "counts the latch down"},
     "election_leader": {None: "asks for the leader"},

@@ -12,12 +12,13 @@ from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from holdfast.lab.simulation.machine import Machine
-from holdfast.lab.simulation.process import Cancelled, Process
+from holdfast.lab.simulation.process import Cancelled, Process, is_awaited
 from holdfast.lab.simulation.programs import use_programs
 from holdfast.lab.simulation.wakeup import Wakeup
 from holdfast.lab.simulation.world import failed, silence
 from holdfast.protocol.effects import Command, Step, StepFailed, wait
 from holdfast.protocol.hold import ENDED, HELD, LOST
+from holdfast.protocol.kinds.parts import StepInParts, is_divisible
 from holdfast.protocol.recipes.algorithm import RecipeHold
 
 if TYPE_CHECKING:
@@ -131,8 +132,27 @@ class Site:
         answer: Callable[[list[Any]], None],
         link: str | None = None,
     ) -> None:
+        if self.config.divided and len(ops) == 1 and isinstance(ops[0], Step) and is_divisible(ops[0]):
+            self._send_in_parts(StepInParts(ops[0], lambda key: ord(key[0])), answer)
+            return
         number = self._number()
         self.requests[number] = Request(number, tuple(ops), link), answer
+
+    def _send_in_parts(self, parts: StepInParts, answer: Callable[[list[Any]], None]) -> None:
+        """Send the next part of a step, as the engine of a cluster does; after the last part, answer."""
+        if parts.step is None:
+            answer([parts.reply])
+            return
+
+        def go_on(replies: list[Any]) -> None:
+            if isinstance(replies[0], StepFailed):
+                answer(replies)
+            elif is_awaited(answer):
+                parts.answer(replies[0])
+                self._send_in_parts(parts, answer)
+
+        number = self._number()
+        self.requests[number] = Request(number, (parts.step,)), go_on
 
     def listen(self, machine: Machine, answer: Callable[[Any], None]) -> None:
         def heard(replies: list[Any]) -> None:

@@ -71,6 +71,7 @@ class Config(NamedTuple):
     idle_us: int = 200_000  # how long a lock may stay free while a client waits for it
     idle_us_per_fault: int = 1_000_000  # added to idle_us for each fault, because a step must be sent again
     newcomer_us: int = 2_000_000  # how much longer than a ttl a newcomer may need
+    divided: bool = False  # each name is in a slot of its own: a step on several names is sent slot by slot
     tick_us: int = 0  # how long each step takes; 0: no time, so two clients can read the same time
     view: View | None = None  # which clients can proceed, if one key does not show that
     queue: str = ""  # if the key's value is in this queue, the key is kept for that waiter and has no owner

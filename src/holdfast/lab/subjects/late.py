@@ -39,7 +39,7 @@ from holdfast.lab.subjects.latch import latch_config
 from holdfast.lab.subjects.pools import rwlock_config, semaphore_config
 from holdfast.lab.subjects.primitives import PRIMITIVES, Primitive
 from holdfast.lab.subjects.rows import TTL, crowd_config, fenced_config
-from holdfast.lab.subjects.several import several_config
+from holdfast.lab.subjects.several import make_several, several_config
 from holdfast.lua import SCRIPTS
 from holdfast.protocol.intents.programs import ON_ETCD
 from holdfast.protocol.kinds.rwlock import downgrade_lease
@@ -142,14 +142,32 @@ def _broken_by_operator(make: Make, **bounds: Any) -> Config:
     return config._replace(program=program, alike=False)
 
 
+def slots_config(**bounds: Any) -> Config:
+    """Two names in different slots: one client wants both, and stays; the other wants b, and then a, and does not."""
+    config = several_config("ab", "b", **{"divided": True, "stay_us": 400_000, "patience": 2.0, **bounds})
+
+    async def program(site: Site) -> None:
+        for names in ("b", "a") if site.machine.name == "B" else ("ab",):
+            lock = make_several(site.machine, names)
+            lease = await ask(site, lock._acquire(site.config.patience))
+            if lease is not None:
+                site.begin(lease, what=names)
+                if len(names) > 1:
+                    await stay(site)
+                site.leave()
+                await give_back(site, lock._release())
+
+    return config._replace(program=program)
+
+
 # The first two clients of these rows would not do what the row is about.
 _OF_TWO: Final[dict[str, Make]] = {
-    "cohort": partial(PRIMITIVES["cohort"].config, overtaking=False),
+    "cohort": partial(PRIMITIVES["cohort"].config, "F1", overtaking=False),
     "latch": partial(latch_config, "VD", 1),
     "latch:barrier": partial(latch_config, "BB", 2),
     "reshard:latch": partial(latch_config, "VD", 1),
     "break": partial(PRIMITIVES["break"].config, "no"),
-    "cache": partial(cache_config, "VI"),
+    "cache": partial(cache_config, "RI"),
     "cache:failing": partial(cache_config, "FI"),
     "cache:stale": partial(cache_config, "LI", ttl=0.05, stale=60.0),
 }
@@ -192,7 +210,8 @@ _OTHERS: Final[dict[str, tuple[Make, tuple[str, str], tuple[str, ...]]]] = {
     "fences": (partial(fenced_config, fence_retention=1.0), ("asr", "asr"), _LOCK),
     "downgrade:read": (_WRITER_AND_READER, ("adsr", "ar"), _MODES),
     "downgrade:write": (_WRITERS, ("adsr", "ar"), _MODES),
-    "etcd:crowd": (partial(etcd_config, crowd_config), ("asr", "asr"), _ON_ETCD),
+    # A holder that stays so long that the etcd lease of a waiter must be renewed.
+    "etcd:crowd": (partial(etcd_config, crowd_config, stay_us=2_900_000), ("asr", "asr"), _ON_ETCD),
     "break:again": (fenced_config, ("asrar", "opo"), _BROKEN),
     "break:semaphore": (_ONE_PERMIT, ("asrar", "opo"), _PERMITS[1:]),
     "etcd:downgrade:read": (partial(etcd_config, _WRITER_AND_READER), ("adsr", "ar"), _MODES),
@@ -218,6 +237,9 @@ LATE_REQUESTS: Final[dict[str, Primitive]] = {
     f"{LATE}break:cache": Primitive(
         partial(_two, partial(_broken_by_operator, partial(cache_config, "RR"))),
         ("NewerStays", "NoOrphan", "NoLostWakeup"),
+    ),
+    f"{LATE}slots": Primitive(
+        partial(_two, slots_config), ("NameExclusion", "NoFalseHold", "NoOrphan", "NoLostWakeup", "AcquireTotality")
     ),
     f"{LATE}etcd:latch": Primitive(partial(_two, partial(etcd_latch_config, "VD", 1)), ETCD_LATCH),
     f"{LATE}etcd:latch:barrier": Primitive(partial(_two, partial(etcd_latch_config, "BB", 2)), ETCD_LATCH),

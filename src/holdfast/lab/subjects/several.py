@@ -118,18 +118,22 @@ def _came_first(arrived: tuple[int, ...], client: int, other: int) -> bool:
     return client in arrived and other in arrived and arrived.index(client) < arrived.index(other)
 
 
+def make_several(driver: Any, names: str) -> Any:
+    """A lock on these names, a letter each."""
+    options = replace(LAB_OPTIONS, cohort=0)
+    if len(names) == 1:
+        return BaseLock(driver, keys_of(names), options, QuietLease)
+    return BaseMultiLock(driver, together(tuple(map(keys_of, names))), options, QuietLease)
+
+
 def several_config(*wants: str, **bounds: Any) -> Config:
     """For each client the names that it wants, a letter each. A newcomer wants the same as the first client."""
-    options = replace(LAB_OPTIONS, cohort=0)
 
     def names_of(client: str) -> str:
         return wants[_CLIENTS.find(client) % len(wants)] if client in _CLIENTS else wants[0]
 
     def make_lock(driver: Any) -> Any:
-        names = names_of(driver.name)
-        if len(names) == 1:
-            return BaseLock(driver, keys_of(names), options, QuietLease)
-        return BaseMultiLock(driver, together(tuple(map(keys_of, names))), options, QuietLease)
+        return make_several(driver, names_of(driver.name))
 
     async def visit(site: Site) -> None:
         await take_and_give_back(site, names_of(site.machine.name))

@@ -7,6 +7,10 @@ slots in the same order, and no client waits in one slot while it holds another.
 Atomic: the step in each slot. If a client ends in between, the names that it had acquired end by their ttl. If only the
 connection was lost, the client's abandon step ends them, and leaves tombstones in all slots.
 
+Late. A try that was refused is followed by another one with the same token. So a step that rolls a try back names the
+fence of the grant that it undoes: if it arrives after a later try was granted, it finds another fence, and frees
+nothing.
+
 A single server is one slot; on a cluster a script may touch the keys of one slot only. The engine gets the next step
 from a StepInParts, and the reply after the last step. Unlike a single step, this cannot give one fence for all names:
 each slot has its own fence, and the holder gets all of them.
@@ -54,10 +58,12 @@ class StepInParts:
     def answer(self, reply: Any) -> None:
         """Take the reply to ``step``, and choose the next step."""
         if self._cleaning:
-            self._cleaning.pop(0)
+            done = self._cleaning.pop(0)
+            if not done.args[1] and reply not in (b"0", 0):  # granted by an earlier try, whose reply was lost
+                self._cleaning.insert(0, _roll_back(done, reply))
         elif self._is_refusal(reply):
             self.reply = reply
-            self._cleaning = self._roll_back(len(self._replies))
+            self._cleaning = self._clean_up(len(self._replies))
         else:
             self._replies.append(reply)
             if len(self._replies) < len(self._parts):
@@ -71,15 +77,15 @@ class StepInParts:
             return int(reply) <= 0
         return self._script == ACQUIRE and isinstance(reply, list)
 
-    def _roll_back(self, refused: int) -> list[Step]:
+    def _clean_up(self, refused: int) -> list[Step]:
         """The steps that release the names acquired before, and remove the entries in the queues of later slots.
 
         A giver's holds in later slots are not touched: another client may be adopting them.
         """
         acquired, later = self._parts[:refused], self._parts[refused + 1 :]
-        steps = [Step("multi_release", part.keys, part.args[:1]) for part in acquired]
+        steps = [_roll_back(part, fence) for part, fence in zip(acquired, self._replies, strict=True)]
         if self._script == ACQUIRE and self._whole.args[_CHANNEL]:
-            steps += [Step("multi_abandon", part.keys, (part.args[0], "0")) for part in later]
+            steps += [_roll_back(part) for part in later]
         return steps
 
     def _combine(self) -> Any:
@@ -93,6 +99,11 @@ class StepInParts:
         if self._script == "multi_abandon":
             return [min(freed for freed, _ in self._replies), min(buried for _, buried in self._replies)]
         return min(self._replies)
+
+
+def _roll_back(part: Step, fence: bytes | int | None = None) -> Step:
+    """The step that undoes this part, if it was granted with that fence."""
+    return Step("multi_roll_back", part.keys, (part.args[0], "" if fence is None else str(int(fence))))
 
 
 def _mains(step: Step) -> tuple[str, ...]:
