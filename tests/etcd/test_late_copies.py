@@ -91,7 +91,7 @@ class World:
         self.late: Any = None
 
     def do(self, does: Does, late: int = -1) -> Any:
-        """Whether a step succeeds. ``late``: which of its requests that change something is late; it has no reply then."""
+        """Whether a step succeeds. ``late``: which of its requests that change something is late, and has no reply."""
         session = self.sessions.setdefault(does.client, Session())
         if does.called:
             session.call(does.client)
