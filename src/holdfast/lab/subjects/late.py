@@ -200,7 +200,7 @@ _VISITS: Final = {
     "extend": ("a+s-r", "ar"),
     "give_up": ("asr", "irar"),
     "hand_over": ("ah", "tsr"),
-    "to_and_fro": ("ahptr", "th"),
+    "to_and_fro": ("ahptsr", "th"),
 }
 # What only some kinds have: how the lock is made, what each client does, the invariants.
 _OTHERS: Final[dict[str, tuple[Make, tuple[str, str], tuple[str, ...]]]] = {
