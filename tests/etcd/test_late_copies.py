@@ -91,7 +91,7 @@ class World:
         self.late: Any = None
 
     def do(self, does: Does, late: int = -1) -> Any:
-        """Whether a step succeeds. ``late``: which of its requests that change something is late, and has no reply."""
+        """Whether a step succeeds. ``late``: which of its changing requests is late; then it has no reply."""
         session = self.sessions.setdefault(does.client, Session())
         if does.called:
             session.call(does.client)

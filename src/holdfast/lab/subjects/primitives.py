@@ -137,7 +137,7 @@ PRIMITIVES: Final[dict[str, Primitive]] = {
         ETCD_KINDS,
     ),
     "etcd:hand_over": Primitive(
-        partial(etcd_config, partial(handover_config, roles="gtt", leaves_us=AT_ONCE)), _ON_ETCD, ETCD_KINDS
+        partial(etcd_config, partial(handover_config, roles="gt", clients=2, leaves_us=AT_ONCE)), _ON_ETCD, ETCD_KINDS
     ),
     "etcd:hand_over:again": Primitive(ETCD_AGAIN, _OF_HOLDERS, ETCD_KINDS),
     "etcd:hand_over:extended": Primitive(ETCD_EXTENDED, _OF_HOLDERS, ETCD_KINDS),
