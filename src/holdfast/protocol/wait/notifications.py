@@ -126,9 +126,9 @@ class NotificationRouter:
         if not holds or (told := untrusted.notification(parts[1:])) is None:
             return
         fence, at_us, last = told
-        asks = {"slot": last} if fence else {"pause_ms": max(0, min(last, _LONGEST_PAUSE_MS))}
+        detail = {"slot": last} if fence else {"pause_ms": max(0, min(last, _LONGEST_PAUSE_MS))}
         for hold in holds:
-            hold.waiter.notify(Notification(fence, at_us, now, **asks))
+            hold.waiter.notify(Notification(fence, at_us, now, **detail))
 
     def touched(self, key: str) -> None:
         """Another client wrote that key: the waiter or holder that has it watched should look."""
