@@ -329,7 +329,10 @@ IN_THE_WORLD: Final[dict[str, Mistake]] = {
         keepalive, "due_at", "deadline - options.renewed_with", "deadline - options.renewed_with / 2"
     ),
     "roll_back_of_the_first_slot_only": in_python(
-        StepInParts, "_roll_back", "for part in acquired]", "for part in acquired[:1]]"
+        StepInParts,
+        "_clean_up",
+        "zip(acquired, self._replies, strict=True)",
+        "list(zip(acquired, self._replies, strict=True))[:1]",
     ),
     "kept_name_that_is_given_back_to_nobody": in_step(
         "multi_acquire",

@@ -150,8 +150,8 @@ def test_who_is_refused_gives_back_what_it_had() -> None:
     sent, reply = played(acquire_step("a", "b"), b"5", refused, b"0")
     assert sent == [("multi_acquire", ["b"]), ("multi_acquire", ["a"]), ("multi_roll_back", ["b"])]
     assert reply == refused
-    sent, reply = played(acquire_step("a", "b", "d"), b"5", b"6", refused, 1, 1)
-    assert sent[2:] == [("multi_acquire", ["d"]), ("multi_release", ["b"]), ("multi_release", ["a"])]
+    sent, reply = played(acquire_step("a", "b", "d"), b"5", b"6", refused, b"0", b"0")
+    assert sent[2:] == [("multi_acquire", ["d"]), ("multi_roll_back", ["b"]), ("multi_roll_back", ["a"])]
     assert reply == refused
 
 

@@ -26,6 +26,7 @@ from typing import Final
 from holdfast.lab.invariants.history import Event
 from holdfast.lab.search.failover import is_out, new_fleet, steps_of
 from holdfast.lab.search.local import Local
+from holdfast.lab.search.newcomer import is_served
 from holdfast.lab.search.server import Server
 from holdfast.lab.search.site import Input, Request, Site
 from holdfast.lab.search.state import NEVER, NOBODY, Choice, Config, State, View, is_answered, under_way
@@ -368,33 +369,8 @@ class Model:
         """Whether a new client gets the lock within a ttl and the bound, while all others do nothing."""
         known = self._newcomers.get((store, now_us))
         if known is None:
-            known = self._newcomers[store, now_us] = self._try_newcomer(store, now_us)
+            known = self._newcomers[store, now_us] = is_served(self.server, self.config, store, now_us)
         return known
-
-    def _try_newcomer(self, store: int, now: int) -> bool:
-        server, config = self.server, self.config
-        site = Site("N", config._replace(patience=None))
-        end = now + config.ttl_us + config.newcomer_us
-        site.feed(("start", now))
-        while not site.served:
-            if site.requests:
-                request, _ = next(iter(site.requests.values()))
-                done = server.execute(store, request, "bell:N")
-                store = done.store
-                site.feed(("answer", now, request.number, done.replies))
-                for channel, text in done.notifications:
-                    if channel == b"bell:N":
-                        site.feed(("bell", now, text))
-            else:
-                timers = site.timers()
-                if not timers or timers[0] > end:
-                    break
-                store = server.later(store, max(0, timers[0] - now))
-                now = max(now, timers[0])
-                site.feed(("time", now))
-        served = site.served
-        site.discard()
-        return served
 
 
 def _may_be_late(request: Request) -> bool:
