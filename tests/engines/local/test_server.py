@@ -405,8 +405,9 @@ def test_stale_socket_is_no_obstacle(place: str) -> None:
     kill(server_pid(local.ensure(place)))
     eventually(lambda: not is_up(place))
     assert os.path.exists(os.path.join(place, "holdfast.sock"))
-    assert run_id(local.ensure(place)) != first
-    eventually(lambda: len(wardens(place)) == 1)
+    with show_presence(place) as user:  # else it may leave before ps has seen its warden
+        assert user.info("server")["run_id"] != first
+        eventually(lambda: len(wardens(place)) == 1)
 
 
 # Leaving.
@@ -814,7 +815,7 @@ def test_a_server_whose_directory_is_gone_ends_and_its_holders_are_told(base: Pa
         with new.lock("a", wait=20):
             assert lease.lost.wait(10), "two holders, and the first does not know"
         eventually(lambda: pid not in servers(place))
-        with pytest.raises(holdfast.LeaseLost, match="deleted|another holder"):
+        with pytest.raises(holdfast.LeaseLost):
             lease.release()
 
 
@@ -835,6 +836,19 @@ def test_after_its_files_were_removed_the_server_still_ends(place: str) -> None:
             Path(place, name).unlink(missing_ok=True)
         local.ensure(place)
     eventually(lambda: processes(place) == [])
+
+
+def test_its_files_look_used_to_programs_that_remove_old_files(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with show_presence(place):
+        for name in ("holdfast.sock", "log", "warden", "."):
+            os.utime(os.path.join(place, name), (1.0, 1.0))
+        monkeypatch.chdir(place)
+        beside = warden.Place(place)
+        beside.refresh()
+        assert os.stat("log").st_mtime == 1.0, "not at each tick"
+        monkeypatch.setattr(warden, "_REFRESH_S", -1.0)
+        beside.refresh()
+        assert all(os.stat(name).st_mtime > 1.0 for name in ("holdfast.sock", "log", "warden", "."))
 
 
 def test_a_removed_warden_file_leads_to_no_second_warden(place: str) -> None:

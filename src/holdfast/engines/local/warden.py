@@ -300,7 +300,10 @@ class Place:
         """Lock the file again if it was removed. Replaced, if another warden has done so."""
         found = self._stat(WARDEN)
         if found is None or not os.path.samestat(found, os.fstat(self._shown)):
-            shown = try_lock(WARDEN)
+            try:
+                shown = try_lock(WARDEN)
+            except OSError:
+                return  # for example a full disk: at the next tick again
             if shown is None:
                 raise Replaced
             self._shown = shown
@@ -310,8 +313,10 @@ class Place:
         if time.monotonic() - self._refreshed_at > _REFRESH_S:
             self._refreshed_at = time.monotonic()
             for name in (SOCKET, LOG, WARDEN, "."):
-                if self._stat(name) is not None:
+                try:
                     os.utime(name, follow_symlinks=False)
+                except OSError:
+                    pass  # it was removed, or the disk is read-only now
 
 
 def watch(connection: Connection, linger_s: float, place: Place) -> None:
