@@ -36,7 +36,7 @@ def test_a_fleet_keeps_what_its_page_promises_in_a_short_run(fleet: str) -> None
 
 @pytest.mark.parametrize("fleet", FLEETS)
 def test_a_planted_mistake_is_found_on_a_fleet(fleet: str) -> None:
-    code, output = run(f"--on {fleet} --seed 1 --seconds 3 --mistake released-early")
+    code, output = run(f"--on {fleet} --seed 1 --seconds 10 --mistake released-early")
     assert code == 1, output
     assert "exclusion: INVALID" in output
 

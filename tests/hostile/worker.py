@@ -176,7 +176,7 @@ class Lane:
             if held is None:
                 return
             lease, hold = held
-            await self._look(lease, hold, 0.0)
+            await self._look(lease, hold, 0.003)
             await self._call("release", CLIENT_TIMEOUT, lease.release, names=(name,))
 
     async def long(self) -> None:
