@@ -17,11 +17,15 @@ from tests.support import as_bytes, eventually
 QUICK = ("--repl-diskless-sync-delay", "0")
 
 
+def follows(primary: Server) -> bool:
+    admin = primary.client()
+    admin.set("written", "x")
+    return bool(admin.wait(1, 1000))
+
+
 @pytest.fixture(scope="module")
 def pair() -> Iterator[tuple[Server, Server]]:
     with Server(*QUICK) as primary, Server(*QUICK, "--replicaof", "127.0.0.1", str(primary.port)) as replica:
-        admin = primary.client()
-        eventually(lambda: "online" in str(admin.info("replication").get("slave0")), timeout=20.0)
         yield primary, replica
 
 
@@ -29,6 +33,7 @@ def pair() -> Iterator[tuple[Server, Server]]:
 def copy(pair: tuple[Server, Server]) -> Iterator[redis.Redis]:
     """A look at the replica."""
     pair[0].client().flushall()
+    eventually(lambda: follows(pair[0]), timeout=20.0)
     yield pair[1].client()
     pair[1].resume()
 
@@ -119,27 +124,22 @@ def test_other_kinds_are_confirmed(pair: tuple[Server, Server], copy: redis.Redi
 # Renewals.
 
 
-def follows(primary: Server) -> bool:
-    admin = primary.client()
-    admin.set("written", "x")
-    return bool(admin.wait(1, 1000))
-
-
 @pytest.fixture
 def cut_off(pair: tuple[Server, Server], copy: redis.Redis) -> Iterator[Callable[[], Any]]:
     """Let the replica take over, while the old primary goes on serving its clients."""
     yield lambda: copy.replicaof("NO", "ONE")
     copy.replicaof("127.0.0.1", str(pair[0].port))
-    eventually(lambda: follows(pair[0]), timeout=20.0)
 
 
 def test_a_lease_is_renewed_as_long_as_replicas_confirm_it(
     connect: Any, pair: tuple[Server, Server], copy: redis.Redis
 ) -> None:
     face = connect(pair[0].url, replicas=1)
-    lease = face.lock("x", ttl=2.0).acquire()
-    several = face.lock("y", "z", ttl=2.0).acquire()
-    time.sleep(5.0)
+    lease = face.lock("x", ttl=3.0).acquire()
+    several = face.lock("y", "z", ttl=3.0).acquire()
+    time.sleep(7.0)
+    # Our own renewal ends the tracking of its key; that must not lead to the next renewal.
+    assert face.client._driver.registry.renewals < 100
     for one in (lease, several):
         assert one.held
         one.release()
@@ -147,8 +147,8 @@ def test_a_lease_is_renewed_as_long_as_replicas_confirm_it(
 
 def test_so_are_permits(pair: tuple[Server, Server], copy: redis.Redis) -> None:
     with holdfast.connect(pair[0].url, replicas=1) as client:
-        leases = [client.semaphore("s", permits=2, ttl=2.0).acquire(), client.rwlock("rw", ttl=2.0).write.acquire()]
-        time.sleep(5.0)
+        leases = [client.semaphore("s", permits=2, ttl=3.0).acquire(), client.rwlock("rw", ttl=3.0).write.acquire()]
+        time.sleep(7.0)
         for lease in leases:
             assert lease is not None
             assert lease.held
@@ -159,15 +159,13 @@ def test_the_holder_at_a_cut_off_primary_is_told_before_another_holds_at_the_new
     connect: Any, pair: tuple[Server, Server], cut_off: Callable[[], Any]
 ) -> None:
     old, new = connect(pair[0].url, replicas=1), connect(pair[1].url)
-    lease = old.lock("x", ttl=2.0).acquire()
+    lease = old.lock("x", ttl=3.0).acquire()
     time.sleep(1.0)
     cut_off()
-    ends_at = time.monotonic() + 2.0
     second = new.lock("x", ttl=30.0).acquire(timeout=20.0)
     assert second is not None
     assert not lease.held, "the new primary let another in when the confirmed renewals had ended"
     assert lease.lost.wait(10.0)
-    assert time.monotonic() < ends_at + 8.0
     assert second.fence > lease.fence
     with pytest.raises(holdfast.LeaseLost, match="before it could be renewed and confirmed by 1 replica"):
         lease.release()
