@@ -114,6 +114,39 @@ def test_a_waiter_whose_process_has_ended_is_shown_no_more() -> None:
     assert seen == [1, 0]
 
 
+def test_a_break_of_a_permit_admits_the_next_waiter_at_once() -> None:
+    """Without that it would be admitted, too, but only when it shows its presence, after half a second."""
+    play = Play()
+    play.look = lambda: None  # type: ignore[method-assign] # the broken holder does not know it yet
+    stuck, waits, operator = (play.client(name) for name in ("stuck", "waits", "operator"))
+    times: dict[str, float] = {}
+
+    async def hold() -> None:
+        lease = await stuck.semaphore("s", 1, ttl=TTL).acquire()
+        assert lease is not None
+        play.fences.append(lease.fence)
+        await play.sleep(stuck, 2.0)
+        with pytest.raises(holdfast.LeaseLost):
+            await lease.release()
+
+    async def wait() -> None:
+        async with waits.semaphore("s", 1, ttl=TTL):
+            times["admitted"] = waits._driver.now()
+
+    async def free() -> None:
+        times["broken"] = operator._driver.now()
+        await operator.break_lock("s", fence=play.fences[0], reason="it is stuck")
+
+    play.start(stuck, hold())
+    play.run(0.1)
+    play.start(waits, wait())
+    play.run(0.7)
+    process = play.start(operator, free())
+    play.run(3.0)
+    process.outcome()
+    assert 0 < times["admitted"] - times["broken"] < 0.1
+
+
 def test_a_break_of_a_computation_wakes_its_waiters_at_once() -> None:
     """Without the notification they would look again, too, but only after half a second."""
     play = Play()
