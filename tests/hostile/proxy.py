@@ -105,12 +105,12 @@ class Proxy:
 
     def stall(self) -> None:
         """Nothing gets through, on any connection, until ``resume`` is called as often; then all of it does."""
-        self._run(self._stall(1))
+        _loop[0].call_soon_threadsafe(self._stall, 1)
 
     def resume(self) -> None:
-        self._run(self._stall(-1))
+        _loop[0].call_soon_threadsafe(self._stall, -1)
 
-    async def _stall(self, more: int) -> None:
+    def _stall(self, more: int) -> None:
         self._stalls += more
         self.open.clear() if self._stalls else self.open.set()
 

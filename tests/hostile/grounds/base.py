@@ -97,8 +97,12 @@ def during(
     end: Callable[[Proxy], None] = Proxy.heal,
 ) -> None:
     """Let this happen to the proxies for a while."""
-    for proxy in proxies:
-        begin(proxy)
-    time.sleep(seconds)
-    for proxy in proxies:
-        end(proxy)
+    begun = []
+    try:
+        for proxy in proxies:
+            begin(proxy)
+            begun.append(proxy)
+        time.sleep(seconds)
+    finally:
+        for proxy in begun:
+            end(proxy)
