@@ -17,6 +17,7 @@ import redis
 
 import holdfast
 import holdfast.aio
+from holdfast.lua import SCRIPTS
 from tests.servers import Server
 from tests.support import Script, async_eventually, asyncio_test, connections_of, eventually, lock_keys, took
 
@@ -47,7 +48,8 @@ def test_closing_gives_everything_back_in_one_batch(connect: Any, url: str, admi
         for line in monitor.listen():
             if line["command"].startswith("PING"):
                 break
-            if line["client_type"] != "lua" and "x" in line["command"]:
+            renews = SCRIPTS["renew"].sha.decode() in line["command"]  # on a busy machine it may be time for that
+            if line["client_type"] != "lua" and "x" in line["command"] and not renews:
                 seen.append(line)
     assert len({(line["client_address"], line["client_port"]) for line in seen}) == 1
     assert lock_keys(admin) == []
