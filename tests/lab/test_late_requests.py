@@ -131,7 +131,7 @@ def test_how_far_it_came(explored: int, verdict: str, passed: bool, said: str) -
 @pytest.mark.parametrize("row", LATE_REQUESTS)
 def test_nothing_breaks(row: str) -> None:
     explorer = explorer_of(row)
-    for most_faults, states in enumerate((2_000, 10_000, 15_000)):
+    for most_faults, states in enumerate((1_000, 4_000, 5_000)):
         explorer.search(most_faults, states=states)
     for seed in range(10):
         explorer.walk(seed, most_faults=2)
