@@ -18,7 +18,6 @@ from holdfast.protocol.intents.programs import can_join, joint_program, program_
 from holdfast.protocol.intents.refusals import known_refusal
 from holdfast.protocol.intents.requests import (
     Answer,
-    Get,
     LeaseGone,
     NoSpace,
     Op,
@@ -194,7 +193,7 @@ def _name(steps: Sequence[Op], request: Request) -> str:
     """The steps that a request belongs to, and its kind."""
     kind = type(request).__name__
     if isinstance(request, Txn):
-        kind = "Read" if all(isinstance(one, Get) for one in (*request.then, *request.otherwise)) else "Write"
+        kind = "Write" if request.changes else "Read"
     names = {step.script if isinstance(step, Step) else str(step.args[0]) for step in steps}
     return f"{PLAIN} {'+'.join(sorted(names))} {kind}"
 
