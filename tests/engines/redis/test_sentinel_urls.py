@@ -10,6 +10,7 @@ import redis.asyncio.sentinel
 import redis.sentinel
 
 import holdfast
+from holdfast.engines.redis import sentinel
 from holdfast.engines.redis.sentinel import Node, Said, Sentinels
 from holdfast.engines.redis.target import resolve
 from holdfast.url import locate, redact
@@ -292,3 +293,18 @@ def test_a_database_among_the_options_is_in_the_address(url: str, address: str) 
 def test_a_database_that_cannot_be_is_refused(url: str, problem: str) -> None:
     with pytest.raises(holdfast.InvalidConfig, match=problem):
         resolve(url, aio=False)
+
+
+def test_a_silent_sentinel_does_not_make_the_next_one_be_asked_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A silent Sentinel uses up a recheck. The others are asked a second after each other; then pauses grow."""
+    now = 0.0
+    monkeypatch.setattr(sentinel, "monotonic", lambda: now)
+    nodes = [Node(f"s{number}", object, {}) for number in range(3)]
+    sentinels = Sentinels("mymaster", nodes)
+    sentinels.primary.endpoint = ("127.0.0.1", 1)
+    asked: list[float] = []
+    while len(asked) < 7:
+        if sentinels.is_recheck_due():
+            asked.append(now)
+        now += 0.25
+    assert asked == [0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 10.0]

@@ -95,6 +95,7 @@ class Sentinels:
         self._forced_host = forced_host
         self._recheck_at = 0.0
         self._pause = _RECHECK_AFTER
+        self._unanswered = 0  # rechecks since a Sentinel has answered
         self._fewest_others = fewest_others
 
     def is_primary(self, connection: Any) -> bool:
@@ -110,7 +111,9 @@ class Sentinels:
 
     def _postpone(self) -> None:
         self._recheck_at = monotonic() + self._pause
-        self._pause = min(2 * self._pause, _LONGEST_PAUSE)  # until a Sentinel answers
+        if self._unanswered >= len(self._nodes):  # each of them was asked in vain: a silent one uses up a recheck
+            self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+        self._unanswered += 1
 
     def recheck(self) -> None:
         """Ask whether another server has become the primary. If no Sentinel answers, keep the known one."""
@@ -180,7 +183,7 @@ class Sentinels:
 
     def _follow(self, node: Node, choice: Choice) -> Endpoint:
         self._nodes = sorted(self._nodes, key=lambda other: other is not node)
-        self._pause = _RECHECK_AFTER
+        self._pause, self._unanswered = _RECHECK_AFTER, 0
         self._recheck_at = monotonic() + _RECHECK_AFTER
         host, port = choice.endpoint
         self.primary.move((self._forced_host or host, port), choice.epoch)
