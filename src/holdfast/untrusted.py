@@ -27,7 +27,7 @@ MOST_NAMES: Final = 32  # of one lock
 MOST_TOKEN: Final = 2048  # characters: more than a host, a label and their encoding can need
 MOST_SLOT: Final = 10_000_000
 
-_MOST_KIND: Final = 32  # characters of a kind of lock
+_MOST_KIND: Final = 64  # characters of a kind of lock
 _MOST_ENCODED: Final = 12 * MOST_CHARACTERS  # four bytes, each percent-encoded
 _PID_DIGITS: Final = 10
 _MOST_LAST: Final = 9  # digits of a slot, or of a pause in ms

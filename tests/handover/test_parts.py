@@ -130,8 +130,8 @@ def test_what_is_sent_for_an_adoption() -> None:
     sent, reply = played(adopt_step("a", "b", "c"), b"5", b"9")
     assert sent == [("multi_adopt", ["b"]), ("multi_adopt", ["a", "c"])]
     assert reply == [1, 9, [9, 5, 9]]
-    sent, reply = played(adopt_step("a", "b"), b"5", -1, 1)
-    assert sent == [("multi_adopt", ["b"]), ("multi_adopt", ["a"]), ("multi_release", ["b"])]
+    sent, reply = played(adopt_step("a", "b"), b"5", -1, b"0")
+    assert sent == [("multi_adopt", ["b"]), ("multi_adopt", ["a"]), ("multi_roll_back", ["b"])]
     assert reply == -1
     assert played(adopt_step("a", "b"), 0) == ([("multi_adopt", ["b"])], 0)
     assert played(adopt_step("a", "c"), b"5") == ([("multi_adopt", ["a", "c"])], b"5")
