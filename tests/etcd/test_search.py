@@ -11,8 +11,7 @@ import pytest
 from holdfast.lab.search.explorer import Explorer
 from holdfast.lab.search.state import Config
 from holdfast.lab.servers.etcd import Etcd
-from holdfast.lab.subjects.etcd import RWLOCK, SEMAPHORE, etcd_config
-from holdfast.lab.subjects.intents import ETCD_AGAIN, ETCD_FAILS, ETCD_READER, ETCD_TRIES
+from holdfast.lab.subjects.etcd import AGAIN, FAILS, READER, RWLOCK, SEMAPHORE, TRIES, etcd_config
 from holdfast.lab.subjects.primitives import DAILY_KINDS, ETCD_KINDS, PRIMITIVES
 from holdfast.protocol.intents import holding, permits, programs, queue, refusals
 from holdfast.protocol.intents.requests import Created
@@ -145,14 +144,14 @@ MISTAKES: Final = {
     ),
     "a slot that is not checked": Planted(SEMAPHORE, "PermitCount", a_slot_that_is_not_checked),
     "a rewrite that compares the creation": Planted(
-        ETCD_AGAIN, "MutualExclusion", a_rewrite_that_compares_the_creation, ("delay",), 1
+        AGAIN, "MutualExclusion", a_rewrite_that_compares_the_creation, ("delay",), 1
     ),
     "an adoption that compares the creation": Planted(
-        ETCD_AGAIN, "MutualExclusion", an_adoption_that_compares_the_creation, faults=0
+        AGAIN, "MutualExclusion", an_adoption_that_compares_the_creation, faults=0
     ),
-    "a renewal of one lease only": Planted(ETCD_FAILS, "MutualExclusion", a_renewal_of_one_lease_only, ("cancel",), 1),
+    "a renewal of one lease only": Planted(FAILS, "MutualExclusion", a_renewal_of_one_lease_only, ("cancel",), 1),
     "a reader that queues although it does not wait": Planted(
-        ETCD_READER, "AcquireTotality", a_reader_that_queues_although_it_does_not_wait, faults=0
+        READER, "AcquireTotality", a_reader_that_queues_although_it_does_not_wait, faults=0
     ),
     "a full etcd taken for one that did nothing": Planted(
         partial(etcd_config, clients=2),
@@ -161,7 +160,7 @@ MISTAKES: Final = {
         ("refused", "cancel"),
     ),
     "a refused attempt that is forgotten": Planted(
-        ETCD_TRIES, "AcquireTotality", a_refused_attempt_that_is_forgotten, ("delay",), 1
+        TRIES, "AcquireTotality", a_refused_attempt_that_is_forgotten, ("delay",), 1
     ),
 }
 

@@ -8,10 +8,12 @@ from functools import partial
 from typing import Any, Final
 
 from holdfast.lab.search.state import Config, State
+from holdfast.lab.search.visits import AT_ONCE
 from holdfast.lab.servers.etcd import Etcd
 from holdfast.lab.subjects.latch import LatchView, latch_config
 from holdfast.lab.subjects.pools import rwlock_config, semaphore_config
 from holdfast.lab.subjects.rows import NAME, fenced_config
+from holdfast.lab.subjects.scripted import visits_config
 from holdfast.protocol.intents.layout import is_writer, kind_of, latch_key, name_of, queue_of, token_of, tombstone_key
 
 # An etcd lease lasts a quarter longer than the ttl, and is a whole number of seconds.
@@ -96,3 +98,13 @@ ETCD_LATCH: Final = ("ShutUntilZero", "NoLostWakeup", "NoOrphan")
 # Two clients: a step is several requests, so three clients have more runs than can be explored in a minute.
 SEMAPHORE: Final = partial(etcd_config, semaphore_config, permits=2, clients=2)
 RWLOCK: Final = partial(etcd_config, rwlock_config, clients=2)
+
+# What a client does with a hold, and what its requests may meet. AGAIN: the giver takes its own ticket back if no other
+# client was faster, as a second process of its kind would.
+EXTENDED: Final = partial(visits_config, etcd_config, "a+htr", "tr", leaves_us=())
+AGAIN: Final = partial(visits_config, etcd_config, "ahptr", "tsr", leaves_us=AT_ONCE)
+FAILS: Final = partial(visits_config, etcd_config, "aksr", "ar", stay_us=5_600_000, leaves_us=())
+TRIES: Final = partial(visits_config, partial(etcd_config, semaphore_config, permits=1), "0sr", "0r", leaves_us=AT_ONCE)
+READER: Final = partial(
+    visits_config, partial(etcd_config, partial(rwlock_config, "WRW")), "adsr", "0r", "ar", leaves_us=()
+)

@@ -17,15 +17,13 @@ from holdfast.lab.search.failover import two_holders
 from holdfast.lab.search.faults import DEFAULT_FAULTS, UNRELIABLE_SERVER
 from holdfast.lab.search.state import Config
 from holdfast.lab.search.visits import AT_ONCE
+from holdfast.lab.subjects import etcd
 from holdfast.lab.subjects.breaking import breaking_config
 from holdfast.lab.subjects.cache import cache_config
 from holdfast.lab.subjects.cohort import cohort_config
 from holdfast.lab.subjects.election import election_config
-from holdfast.lab.subjects.etcd import RWLOCK as ETCD_RWLOCK
-from holdfast.lab.subjects.etcd import SEMAPHORE as ETCD_SEMAPHORE
 from holdfast.lab.subjects.etcd import etcd_config
 from holdfast.lab.subjects.handover import handover_config
-from holdfast.lab.subjects.intents import ETCD_AGAIN, ETCD_EXTENDED, ETCD_FAILS, ETCD_READER, ETCD_TRIES
 from holdfast.lab.subjects.latch import latch_config
 from holdfast.lab.subjects.memcached import Resumed, memcached_config
 from holdfast.lab.subjects.pools import rwlock_config, semaphore_config
@@ -129,8 +127,8 @@ PRIMITIVES: Final[dict[str, Primitive]] = {
     "hand_over:write": Primitive(partial(handover_config, partial(rwlock_config, "WWR")), ("ModeExclusion", *_POOL)),
     "break": Primitive(partial(breaking_config, leaves_us=AT_ONCE), _BROKEN),
     "etcd": Primitive(etcd_config, _ON_ETCD, ETCD_KINDS),
-    "etcd:semaphore": Primitive(ETCD_SEMAPHORE, ("PermitCount", *_POOL), ETCD_KINDS),
-    "etcd:rwlock": Primitive(ETCD_RWLOCK, ("ModeExclusion", *_POOL), ETCD_KINDS),
+    "etcd:semaphore": Primitive(etcd.SEMAPHORE, ("PermitCount", *_POOL), ETCD_KINDS),
+    "etcd:rwlock": Primitive(etcd.RWLOCK, ("ModeExclusion", *_POOL), ETCD_KINDS),
     "etcd:several": Primitive(
         partial(etcd_config, partial(several_config, "ab", "ba", "b", leaves_us=AT_ONCE)),
         (*_ON_ETCD, *SEVERAL_CHECKS),
@@ -139,11 +137,11 @@ PRIMITIVES: Final[dict[str, Primitive]] = {
     "etcd:hand_over": Primitive(
         partial(etcd_config, partial(handover_config, roles="gt", clients=2, leaves_us=AT_ONCE)), _ON_ETCD, ETCD_KINDS
     ),
-    "etcd:hand_over:again": Primitive(ETCD_AGAIN, _OF_HOLDERS, ETCD_KINDS),
-    "etcd:hand_over:extended": Primitive(ETCD_EXTENDED, _OF_HOLDERS, ETCD_KINDS),
-    "etcd:hand_over:fails": Primitive(ETCD_FAILS, _ON_ETCD, ETCD_KINDS),
-    "etcd:try": Primitive(ETCD_TRIES, ("PermitCount", *_POOL), ETCD_KINDS),
-    "etcd:downgrade": Primitive(ETCD_READER, ("ModeExclusion", *_POOL), ETCD_KINDS),
+    "etcd:hand_over:again": Primitive(etcd.AGAIN, _OF_HOLDERS, ETCD_KINDS),
+    "etcd:hand_over:extended": Primitive(etcd.EXTENDED, _OF_HOLDERS, ETCD_KINDS),
+    "etcd:hand_over:fails": Primitive(etcd.FAILS, _ON_ETCD, ETCD_KINDS),
+    "etcd:try": Primitive(etcd.TRIES, ("PermitCount", *_POOL), ETCD_KINDS),
+    "etcd:downgrade": Primitive(etcd.READER, ("ModeExclusion", *_POOL), ETCD_KINDS),
     "memcached": Primitive(partial(memcached_config, leaves_us=AT_ONCE), _ON_MEMCACHED),
     "memcached:resumed": Primitive(
         partial(memcached_config, Resumed, renew=False, stay_us=2_900_000, leaves_us=AT_ONCE), _ON_MEMCACHED
