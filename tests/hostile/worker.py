@@ -59,7 +59,7 @@ class Lane:
         self._ids = 0
         self._kinds: list[Callable[[], Any]] = [
             *(self.lock, self.lock, self.several, self.rlock, self.reader, self.reader, self.writer),
-            *(self.semaphore, self.semaphore, self.election, self.latch),
+            *(self.semaphore, self.semaphore, self.election, *[self.latch] * 5),
             *(self.giver, self.giver, self.adopter, self.adopter, self.own, self.burst, self.burst, self.long),
             *(self.relay, self.relay),
             *([self.cache] if worker.offers("get_or_compute") else []),
