@@ -168,7 +168,10 @@ _TIME: Final[dict[str, Mistake]] = {
     "already_mine_that_makes_it_shorter": in_step(
         "acquire", "elseif redis.call('PTTL', KEYS[1]) < tonumber(ARGV[2]) then", "else"
     ),
-    "renew_that_makes_it_shorter": in_step("renew", "left_ms >= 0 and left_ms < tonumber(ARGV[2])", "left_ms >= 0"),
+    "renew_that_makes_it_shorter": (
+        *in_step("renew", "left_ms >= 0 and (left_ms < ttl_ms or ARGV[3])", "left_ms >= 0"),
+        *in_step("renew", "string.format('%.0f', math.max(left_ms, ttl_ms))", "ARGV[2]"),
+    ),
     "validity_counted_from_the_reply": in_python(
         mutex, "_ask", "hold.grant(reply.fence, now, reply.slot)", "hold.grant(reply.fence, (yield from clock()))"
     ),

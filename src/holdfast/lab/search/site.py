@@ -17,7 +17,7 @@ from holdfast.lab.simulation.programs import use_programs
 from holdfast.lab.simulation.wakeup import Wakeup
 from holdfast.lab.simulation.world import failed, silence
 from holdfast.protocol.effects import Command, Step, StepFailed, wait
-from holdfast.protocol.hold import ENDED, HELD, LOST
+from holdfast.protocol.hold import HELD, LOST
 from holdfast.protocol.kinds.parts import StepInParts, is_divisible
 from holdfast.protocol.recipes.algorithm import RecipeHold
 
@@ -306,9 +306,6 @@ class Site:
             if lease._hold.phase is LOST:
                 del self._held[task]
                 self.note("lost", task=task)
-            elif lease._hold.phase is ENDED:  # handed over, and its client does not rely on it from now on
-                del self._held[task]
-                self.note("leaves", task=task)
             elif (until_us := _deadline_us(lease)) != before_us:
                 self._held[task] = lease, until_us
                 self.note("extended", until_us=until_us, task=task)

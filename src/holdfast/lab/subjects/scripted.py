@@ -117,4 +117,7 @@ class _Visit:
         try:
             await site.machine.run(changing[letter]())
         except (HoldfastError, Cancelled):
-            pass  # the lease is as it was
+            return  # the lease is as it was
+        if letter == "k":
+            site.leave()
+            site.stage, self._lease = "done", None
