@@ -194,10 +194,18 @@ class ClusterFleet:
 
     def end_move(self, slot: int, source: Server, target: Server) -> None:
         new = self.id_of(target)
-        for server in (target, source, *(one for one in self.primaries if one not in (source, target))):
-            self.admin(server).execute_command("CLUSTER", "SETSLOT", slot, "NODE", new)
-            if server is target:  # else a heartbeat that the source has sent before may take the slot back
-                self.admin(server).execute_command("CLUSTER", "BUMPEPOCH")
+
+        def has_moved() -> bool:
+            """Whether they say so. If not, a heartbeat that the source had sent before took the slot back."""
+            if all(self._owner_of(slot, server) is target for server in (source, target, self.servers[0])):
+                return True
+            for server in (target, source, *(one for one in self.primaries if one not in (source, target))):
+                self.admin(server).execute_command("CLUSTER", "SETSLOT", slot, "NODE", new)
+                if server is target:
+                    self.admin(server).execute_command("CLUSTER", "BUMPEPOCH")
+            return False
+
+        eventually(has_moved, "the slot has moved")
 
     def move_slot(self, slot: int, target: Server) -> None:
         """Move a slot with its keys, as redis-cli does."""
@@ -208,8 +216,8 @@ class ClusterFleet:
         self.move_keys(slot, source, target)
         self.end_move(slot, source, target)
 
-    def _owner_of(self, slot: int) -> Server:
-        server = self.servers[0]
+    def _owner_of(self, slot: int, seen_by: Server | None = None) -> Server:
+        server = seen_by or self.servers[0]
         port = max((first, port) for first, port in self.map_of(server).items() if first <= slot)[1]
         return next(one for one in self.servers if one.port == port)
 
