@@ -1,4 +1,4 @@
-"""Runs a plan: real servers, worker processes with a route of their own, and a monitor that samples who holds what."""
+"""Runs a plan: real servers, worker processes with a route of their own, and a monitor that samples the holders."""
 
 from __future__ import annotations
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,19 +13,6 @@ from holdfast.engines.redis.protocol import LONGEST_REPLY
 from tests.etcd.faulty_server import Fault, FaultyServer, always, dribble, endless
 from tests.server_memcached import MemcachedServer
 from tests.support import took
-
-
-@pytest.fixture(scope="module")
-def memcached() -> Iterator[MemcachedServer]:
-    with MemcachedServer() as server:
-        yield server
-
-
-@pytest.fixture
-def faulty(memcached: MemcachedServer) -> Iterator[FaultyServer]:
-    memcached.client().flushall()
-    with FaultyServer(memcached.port, lambda data: data.endswith(b"\r\n")) as faulty:
-        yield faulty
 
 
 def url_of(faulty: FaultyServer) -> str:

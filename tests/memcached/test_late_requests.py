@@ -7,7 +7,7 @@ import gc
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -20,19 +20,6 @@ from holdfast.protocol.memcached import program_of
 from tests.etcd.faulty_server import FaultyServer
 from tests.server_memcached import MemcachedServer
 from tests.support import eventually
-
-
-@pytest.fixture(scope="module")
-def memcached() -> Iterator[MemcachedServer]:
-    with MemcachedServer() as server:
-        yield server
-
-
-@pytest.fixture
-def faulty(memcached: MemcachedServer) -> Iterator[FaultyServer]:
-    memcached.client().flushall()
-    with FaultyServer(memcached.port, lambda data: data.endswith(b"\r\n")) as faulty:
-        yield faulty
 
 
 def url_of(faulty: FaultyServer) -> str:

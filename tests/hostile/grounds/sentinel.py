@@ -108,7 +108,7 @@ class SentinelGround(Ground):
         return None
 
     def _get_over(self, old: Server, seconds: float) -> Noted:
-        """Wait until all Sentinels name another primary, then for so long, then until all servers are in order."""
+        """Wait until all Sentinels name another primary, for these seconds, and until all servers are in order."""
         self._await_switch(old)
         switched = monotonic()
         time.sleep(seconds)

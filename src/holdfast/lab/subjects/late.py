@@ -112,7 +112,7 @@ _OTHERS: Final[dict[str, tuple[Make, tuple[str, str], tuple[str, ...]]]] = {
     "fences": (partial(fenced_config, fence_retention=1.0), ("asr", "asr"), _LOCK),
     "downgrade:read": (_WRITER_AND_READER, ("adsr", "ar"), _MODES),
     "downgrade:write": (_WRITERS, ("adsr", "ar"), _MODES),
-    # A holder that stays so long that the etcd lease of a waiter must be renewed.
+    # The holder stays until the etcd lease of a waiter must be renewed.
     "etcd:crowd": (partial(etcd_config, crowd_config, stay_us=2_900_000), ("asr", "asr"), _ON_ETCD),
     "break:again": (fenced_config, ("asrar", "opo"), _BROKEN),
     "break:semaphore": (_ONE_PERMIT, ("asrar", "opo"), _PERMITS[1:]),
