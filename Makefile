@@ -25,7 +25,8 @@ ENGINES := local resp2 redis7 sentinel sentinel-redis7 cluster cluster-redis7 et
 FLOORS := $(CONFORMANCE) tests/security tests/connections/test_targets.py tests/sentinel/test_tls.py \
 	tests/cluster/test_tls.py tests/etcd/test_secured.py tests/cli/test_operate.py tests/cli/test_printable.py \
 	tests/events/test_metrics.py tests/events/test_otel.py
-SERVERS := tests/sentinel tests/cluster tests/etcd tests/memcached tests/hostile/test_fleets.py
+# What needs servers that come in no wheel, or several of them.
+SERVERS := tests/sentinel tests/cluster tests/etcd tests/memcached tests/hostile/test_fleets.py tests/cli/test_doctor_redis7.py
 BENCHES := uncontended events keeper crowd memory latch_election market primitives guard stampede
 
 # Tests start some hundred programs, and five processes collect all tests: none is to compile what another has compiled.

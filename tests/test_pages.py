@@ -52,7 +52,7 @@ PRINTED = {
     "architecture.md": ["1 0 {} 0", "True"],
     "cache.md": ["3", "user:42:en", "LookupError no such user", "report of 42", "1 True"],
     "election.md": ["leads: web True", "None", "mails", "reports", "backups", "leads once more: True"],
-    "engines.md": ["held on any engine: True"],
+    "engines.md": ["held on any engine: True", "held on both: True"],
     "guarantees.md": ["busy: another holder has it", "the fence rises: True"],
     "guard.md": [],
     "hand-over.md": ["False", "order:42 True", "slot 0 True"],

@@ -92,6 +92,19 @@ def test_the_two_commands_at_the_top_are_targets() -> None:
     assert "make test" in (ROOT / ".ci" / "run").read_text().splitlines()
 
 
+def test_make_test_needs_no_server_that_make_does_not_install() -> None:
+    """On a new machine only test-engines and test-floors install Redis itself and memcached."""
+    (elsewhere,) = re.findall(r"^SERVERS := (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    tests = [str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("test_*.py")]
+    in_make_test = [name for name in tests if not name.startswith(tuple(elsewhere.split()))]
+    needing = r"\b(find_redis|MemcachedServer|server_memcached)\b"
+    assert [
+        name
+        for name in in_make_test
+        if name != "tests/test_readme.py" and re.search(needing, (ROOT / name).read_text())
+    ] == []
+
+
 def anchors_of(page: Path) -> set[str]:
     """The fragments by which the headings of a page can be linked, as GitHub makes them."""
     text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)

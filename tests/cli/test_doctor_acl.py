@@ -15,7 +15,6 @@ from holdfast.cli.doctor.permissions import DOCTOR, Use, needed, rules_of_operat
 from tests.cli.shell import eventually
 from tests.cli.test_doctor import findings, level_of
 from tests.cli.test_operate import call
-from tests.fleets import find_redis
 from tests.servers import Server
 
 SINGLE = Use(cluster=False, confirms=False)
@@ -174,16 +173,6 @@ def test_without_a_user_in_the_url_the_default_user_is_named(
         assert found["eviction"][0]["advice"] == "ACL SETUSER default +info"
     finally:
         admin.execute_command("ACL", "SETUSER", "default", "+@all")
-
-
-def test_redis_before_7_2_tells_in_its_own_way_what_scripts_may_not_do(capsys: pytest.CaptureFixture[str]) -> None:
-    rules = [rule for rule in rules_of_operator("", SINGLE) if rule not in ("+zadd", "+lpush")]
-    with Server(binary=find_redis()) as server, server.client() as admin:
-        admin.execute_command("ACL", "SETUSER", "app", "on", ">secret", *rules)
-        code, found = findings(capsys, f"redis://app:secret@127.0.0.1:{server.port}/0")
-    assert code == 1
-    advice = {finding["advice"]: finding["level"] for finding in found["permissions"]}
-    assert advice == {"ACL SETUSER app +zadd": DANGER, "ACL SETUSER app +lpush": NOTE}
 
 
 @pytest.mark.parametrize("confirms", [False, True])
