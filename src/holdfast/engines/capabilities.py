@@ -99,7 +99,7 @@ ENGINES: Final = {
         name="one Redis or Valkey server",
         url="redis://localhost:6379/0",
         features=_REDIS,
-        use="most programs: one server to look after, and nothing is lost as long as it runs",
+        use="most programs: one server to look after, and nothing is lost as long as it runs and evicts nothing",
         queue=_QUEUE,
         notifications=_PUSHED,
         fences=_FENCES,
@@ -120,7 +120,7 @@ ENGINES: Final = {
         failover=_REPLICATED,
         clock_jump=_CLOCK,
         partition="an old primary that is cut off grants and renews locks until it is demoted. `replicas=1`, beside "
-        "the server's `min-replicas-to-write`, stops it",
+        "the server's `min-replicas-to-write`, [limits that](#grants-that-replicas-have)",
     ),
     "cluster": EngineCapabilities(
         name="Cluster",
@@ -134,7 +134,7 @@ ENGINES: Final = {
         failover=_REPLICATED,
         clock_jump=_CLOCK,
         partition="an old primary that is cut off grants and renews locks for `cluster-node-timeout`. `replicas=1`, "
-        "beside the server's `min-replicas-to-write`, stops it",
+        "beside the server's `min-replicas-to-write`, [limits that](#grants-that-replicas-have)",
     ),
     "etcd": EngineCapabilities(
         name="etcd",
@@ -145,7 +145,7 @@ ENGINES: Final = {
         "([one exception](etcd.md#what-is-not))",
         queue=_QUEUE,
         notifications="pushed by the server for up to 200 waiters of a client; every 0.5 s for further ones",
-        fences="the revision of etcd, which always rises; `fence_floor=` is added to it",
+        fences="the revision of etcd, which rises as long as the cluster keeps its data; `fence_floor=` is added to it",
         server_crash="a majority of the members goes on, with all holds",
         failover="nothing is lost; requests wait until there is a leader again, within seconds",
         clock_jump="nothing: leases are counted by a clock that does not jump",
