@@ -47,6 +47,7 @@ class Local:
         self.asleep = site.is_asleep()
         self.links = tuple(site.links)
         self.closed_links = tuple(site.closed_links)
+        self.shared_leases = site.shared_leases()
 
     def site(self) -> Site:
         """A machine in this state, for one use."""

@@ -365,8 +365,11 @@ class Model:
         there = self.server.store(store)
         return all(key in there.deadlines for key in there.values)
 
-    def admits_newcomer(self, store: int, now_us: int) -> bool:
-        """Whether a new client gets the lock within a ttl and the bound, while all others do nothing."""
+    def admits_newcomer(self, state: State) -> bool:
+        """Whether a new client gets the lock within a ttl and the bound, while all others only use other locks."""
+        alive = (self.locals[mark] for mark, stopped in zip(state.locals, state.stopped, strict=True) if not stopped)
+        kept = frozenset[int]().union(*(local.shared_leases for local in alive))
+        store, now_us = self.server.keep(state.store, kept) if kept else state.store, state.now_us
         known = self._newcomers.get((store, now_us))
         if known is None:
             known = self._newcomers[store, now_us] = is_served(self.server, self.config, store, now_us)

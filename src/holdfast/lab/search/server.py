@@ -11,6 +11,7 @@ from collections.abc import Hashable
 from typing import Any, NamedTuple
 
 from holdfast.lab.search.site import Request, frozen
+from holdfast.lab.search.state import NEVER
 from holdfast.lab.servers.store import Store
 from holdfast.lab.simulation.world import perform, watched_keys
 from holdfast.lua import SCRIPTS
@@ -96,6 +97,16 @@ class Server:
         )
         notifications, written = tuple(store.outbox), frozenset(store.written)
         return Done(self._mark(store), replies, notifications, written, watched)
+
+    def keep(self, store_mark: int, leases: frozenset[int]) -> int:
+        """The store (of etcd) with these leases renewed from now on."""
+        cause = store_mark, "keep", leases
+        done = self._done.get(cause)
+        if done is None:
+            store = self._stores[store_mark].copy()
+            store.leases |= {lease: (store.leases[lease][0], NEVER) for lease in leases & store.leases.keys()}
+            done = self._done[cause] = Done(self._mark(store))
+        return done.store
 
     def hang_up(self, store_mark: int, links: tuple[str, ...], channel: str = "") -> int:
         """The store without these dedicated connections; with a channel, without all connections of that client."""

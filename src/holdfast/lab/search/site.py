@@ -18,6 +18,7 @@ from holdfast.lab.simulation.wakeup import Wakeup
 from holdfast.lab.simulation.world import failed, silence
 from holdfast.protocol.effects import Command, Step, StepFailed, wait
 from holdfast.protocol.hold import HELD, LOST
+from holdfast.protocol.intents.session import Session
 from holdfast.protocol.kinds.parts import StepInParts, is_divisible
 from holdfast.protocol.recipes.algorithm import RecipeHold
 
@@ -246,6 +247,11 @@ class Site:
         """The times at which a timer of this client is due."""
         self._timers = [timer for timer in self._timers if not timer.is_stale()]
         return tuple(sorted({timer.due_us for timer in self._timers}))
+
+    def shared_leases(self) -> frozenset[int]:
+        """The leases of etcd that this client goes on renewing, if it uses other locks."""
+        session = self.machine.session
+        return frozenset(lease.id for lease in session.leases.values()) if isinstance(session, Session) else frozenset()
 
     def is_settled(self) -> bool:
         """Whether this client has no request under way, and no lost request that its keeper will send again."""

@@ -302,7 +302,7 @@ class Transition(Failover):
                 for stopped, local in list(zip(state.stopped, locals_, strict=True))[: state.come]
             )
         ):
-            what = "in" if model.admits_newcomer(state.store, state.now_us) else "out"
+            what = "in" if model.admits_newcomer(state) else "out"
             if config.mortal and not model.is_mortal(state.store):
                 what = "left"
             self._event(NOBODY, "newcomer", what=what)

@@ -104,7 +104,9 @@ RWLOCK: Final = partial(etcd_config, rwlock_config, clients=2)
 EXTENDED: Final = partial(visits_config, etcd_config, "a+htr", "tr", leaves_us=())
 AGAIN: Final = partial(visits_config, etcd_config, "ahptr", "tsr", leaves_us=AT_ONCE)
 FAILS: Final = partial(visits_config, etcd_config, "aksr", "ar", stay_us=5_600_000, leaves_us=())
-TRIES: Final = partial(visits_config, partial(etcd_config, semaphore_config, permits=1), "0sr", "0r", leaves_us=AT_ONCE)
+TRIES: Final = partial(
+    visits_config, partial(etcd_config, partial(semaphore_config, 1)), "0sr", "0r", leaves_us=AT_ONCE
+)
 READER: Final = partial(
     visits_config, partial(etcd_config, partial(rwlock_config, "WRW")), "adsr", "0r", "ar", leaves_us=()
 )
