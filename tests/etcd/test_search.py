@@ -13,7 +13,7 @@ from holdfast.lab.search.state import Config
 from holdfast.lab.servers.etcd import Etcd
 from holdfast.lab.subjects.etcd import AGAIN, FAILS, READER, RWLOCK, SEMAPHORE, TRIES, etcd_config
 from holdfast.lab.subjects.primitives import DAILY_KINDS, ETCD_KINDS, PRIMITIVES
-from holdfast.protocol.intents import holding, permits, programs, queue, refusals
+from holdfast.protocol.intents import changing, holding, permits, programs, queue, refusals
 from holdfast.protocol.intents.requests import Created
 from holdfast.protocol.intents.session import Intent, Session
 from tests.lab.mutations import in_python, plant
@@ -80,7 +80,7 @@ def a_rewrite_that_compares_the_creation(patch: pytest.MonkeyPatch) -> None:
     def unchanged(intent: Intent) -> tuple[Created, ...]:
         return tuple(Created(key, intent.created) for key in intent.keys)
 
-    for module in (holding, queue, permits):
+    for module in (changing, queue, permits):
         patch.setattr(module, "unchanged", unchanged)
     in_renewals("token not in (item.value, token_of(item))", "False", patch)
 

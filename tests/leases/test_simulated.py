@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import holdfast
+from holdfast.lab.simulation.machine import Machine
 from holdfast.lab.simulation.process import Cancelled
 from holdfast.lab.simulation.world import Fate, Message
 from holdfast.protocol.effects import Step
@@ -549,3 +550,68 @@ def test_a_release_in_silence_does_not_call_a_lease_over_that_was_renewed_withou
         play.world.run(process, seconds=60.0)
     over = "has ended by itself" in str(caught.value)
     assert over == (play.world.keys() == [])
+
+
+# Where a key does not expire by itself (etcd), only a clean-up removes it.
+
+
+def without_expiry(client: holdfast.aio.Client) -> Machine:
+    machine: Machine = client._driver  # type: ignore[assignment]
+    machine.registry.keys_expire = False
+    return machine
+
+
+def abandoned(play: Play, since: int) -> list[str]:
+    """The keys that were abandoned, of the messages from that number on."""
+    ops = [op for message in play.world.sent[since:] for op in message.ops]
+    return [op.keys[0] for op in ops if isinstance(op, Step) and op.script == "abandon"]
+
+
+def test_a_key_that_does_not_expire_is_removed_after_any_outage() -> None:
+    play = Play(seed=1)
+    client = play.client("one")
+    machine = without_expiry(client)
+    process = play.start(client, play.cycle(client, hold=1000.0, ttl=3.0, on_lost="ignore"))
+    play.run(1.0)
+    play.world.down = True
+    play.run(600.0)
+    play.world.down = False
+    sent = len(play.world.sent)
+    play.run(2.0)
+    assert abandoned(play, sent) == ["a"]
+    assert not machine.registry.cleanups
+    assert not process.done
+
+
+def test_a_dropped_lease_delays_no_other_clean_up() -> None:
+    """Its own key stays until its deadline, as everywhere."""
+    play = Play(seed=1)
+    client = play.client("one")
+    machine = without_expiry(client)
+    leases: list[Any] = []
+
+    async def drop() -> None:
+        leases.append(await client.lock("dropped", ttl=300).acquire())
+
+    play.start(client, drop())
+    play.run(1.0)
+    with pytest.warns(ResourceWarning):
+        leases.clear()
+    play.run(1.0)
+    play.world.down = True
+    lost = play.start(client, play.cycle(client, hold=0.1, ttl=3.0))
+    play.run(0.05)
+    play.world.down = False
+    play.run(0.1)
+    play.doom(lambda message: Fate(reply_lost=True))
+    play.run(5.0)
+    sent = len(play.world.sent)
+    play.doom(lambda message: None)
+    play.run(1.0)
+    assert abandoned(play, sent) == ["a"]
+    assert lost.done
+    play.run(285.0)
+    assert "dropped" not in abandoned(play, sent)
+    play.run(15.0)
+    assert "dropped" in abandoned(play, sent)
+    assert not machine.registry.cleanups

@@ -309,7 +309,7 @@ class Hold:
             registry.dropped.append(self)
             registry.wake_the_keeper()
         if not registry.keys_expire:
-            registry.defer_cleanup(self, self.deadline)
+            registry.defer_cleanup(self, self.since, not_before=self.deadline)
         self.object_slot.leave(self)
         return True
 

@@ -61,7 +61,8 @@ CLOSED: Final = "its client was closed"
 
 class PendingCleanup(NamedTuple):
     hold: Hold
-    until: float
+    until: float  # from then on nothing can be left, even if it is never answered
+    not_before: float  # the key of a lease that was dropped stays until its deadline
 
 
 class LeaseRegistry:
@@ -147,12 +148,13 @@ class LeaseRegistry:
     def is_watching(self) -> bool:
         return bool(self.watched or self.monitors.monitored)
 
-    def defer_cleanup(self, hold: Hold, now: float) -> None:
+    def defer_cleanup(self, hold: Hold, now: float, *, not_before: float = 0.0) -> None:
         # For this long the key may exist (it may have been extended), or a late request could bring it back.
         matters = max(hold.options.ttl, mutex.TOMBSTONE_MS / 1000, hold.deadline - now + drift(hold.options.ttl))
         if not self.cleanups:
             self._cleanups_by = now + LONGEST_DELAY
-        self.cleanups.append(PendingCleanup(hold, now + matters))
+        until = now + matters if self.keys_expire else float("inf")
+        self.cleanups.append(PendingCleanup(hold, until, not_before))
         self.cleanups_from = min(now + QUIET, self._cleanups_by) if hold.waiter.crowded else now
         if self.wakes_at > self.cleanups_from + CLEANUP_PAUSE or not hold.waiter.crowded:
             self.wakeup.wake()
@@ -270,7 +272,8 @@ def keep(registry: LeaseRegistry) -> Effects[None]:
             if registry.holds:
                 wakes_at = min(wakes_at, registry.local_waits_at)
             if registry.cleanups:
-                wakes_at = min(wakes_at, max(now + CLEANUP_PAUSE, registry.cleanups_from))
+                begins = max(registry.cleanups_from, min(cleanup.not_before for cleanup in list(registry.cleanups)))
+                wakes_at = min(wakes_at, max(now + CLEANUP_PAUSE, begins))
             registry.wakes_at = min(wakes_at, registry.wanted_at) if registry.wanted_at > now else wakes_at
             if not registry.closed:
                 yield from wait(registry.wakeup, registry.wakes_at)
@@ -376,16 +379,14 @@ def _look(registry: LeaseRegistry, looks: list[MembershipCheck]) -> Effects[None
 
 
 def _run_cleanups(registry: LeaseRegistry, until: float) -> Effects[bool]:
-    """Run pending clean-ups in batches until that time; returns whether to continue after a check of the leases.
-
-    Each clean-up is tried once: one that fails is tried again after a pause.
-    """
+    """Try each pending clean-up once, until that time; returns whether to continue after a check of the leases."""
     for start in range(0, len(registry.cleanups), BATCH):
         now = yield from clock()
         if start and now >= until:  # each round sends one batch at least, however long the renewals take
             return True
         cleanups = [registry.cleanups.popleft() for _ in range(min(BATCH, len(registry.cleanups)))]
-        cleanups = [cleanup for cleanup in cleanups if now < cleanup.until]
+        registry.cleanups.extend(cleanup for cleanup in cleanups if now < cleanup.not_before)
+        cleanups = [cleanup for cleanup in cleanups if cleanup.not_before <= now < cleanup.until]
         steps: list[Step] = [mutex.abandon_step(cleanup.hold) for cleanup in cleanups]
         registry.cleaning = len(steps)
         replies = (yield from call_each(steps, LONGEST_CALL)) if steps else []

@@ -27,7 +27,18 @@ from holdfast.engines.etcd.transport import Deadline
 from holdfast.errors import Unavailable
 from holdfast.protocol.effects import StepFailed
 from holdfast.protocol.intents.refusals import SPACE_EXCEEDED
-from holdfast.protocol.intents.requests import TOLD, Answer, LeaseGone, NoSpace, Program, Request, Txn, Unwatch, Watch
+from holdfast.protocol.intents.requests import (
+    TOLD,
+    Answer,
+    LeaseGone,
+    NoSpace,
+    NotExecuted,
+    Program,
+    Request,
+    Txn,
+    Unwatch,
+    Watch,
+)
 
 _OK: Final = 200
 _LEAST: Final = 0.01  # seconds that the last request of a program gets at least
@@ -156,10 +167,15 @@ def converse(program: Program, members: Members, timeout: float, now: Callable[[
             except TOLD as told:
                 advance, value = program.throw, told
                 sent = sent or isinstance(told, NoSpace)
+            except StepFailed as failed:
+                if failed.sent:
+                    raise
+                advance, value = program.throw, NotExecuted(failed)
     except StopIteration as done:
         return done.value
-    except NoSpace as full:
-        raise full.failed from None
+    except (NoSpace, NotExecuted) as told:
+        told.failed.sent = told.failed.sent or sent
+        raise told.failed.with_traceback(None) from told.failed.__cause__
     except StepFailed as failed:
         failed.sent = failed.sent or sent
         raise failed.with_traceback(None) from failed.__cause__  # the frames below refer to it: break the cycle

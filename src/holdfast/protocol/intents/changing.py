@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from typing import Final
 
-from holdfast.protocol.intents.layout import is_slot, token_of
+from holdfast.protocol.intents.layout import is_slot, token_of, write_value
 from holdfast.protocol.intents.requests import (
     Answer,
     Delete,
@@ -28,14 +28,16 @@ from holdfast.protocol.intents.requests import (
     LeaseGone,
     Modified,
     NoSpace,
+    NotExecuted,
     Operation,
+    Put,
     Request,
     Txn,
     TxnResult,
     end_watch,
     perform,
 )
-from holdfast.protocol.intents.session import Intent, Session
+from holdfast.protocol.intents.session import EtcdLease, Intent, Session
 from holdfast.protocol.replies import DONE, GONE
 
 _TRIES: Final = 5  # at keys that a late request of ours writes between our read and our delete
@@ -44,9 +46,10 @@ _TRIES: Final = 5  # at keys that a late request of ours writes between our read
 def change(intent: Intent, txn: Txn) -> Generator[Request, Answer, TxnResult]:
     """Perform a transaction that writes the keys of the intent if its compares hold."""
     before, intent.unsure = intent.unsure, True
+    intent.was_unsure = intent.was_unsure or before
     try:
         done = yield from perform(txn)
-    except LeaseGone:
+    except (LeaseGone, NotExecuted):
         intent.unsure = before
         raise
     intent.unsure = before and not done.succeeded  # what was sent before compares an earlier write
@@ -67,6 +70,47 @@ def still_ours(token: str, intent: Intent, found: Sequence[Found]) -> bool:
         return False
     intent.modified = max(intent.modified, items[0].modified)
     return True
+
+
+def bind(
+    token: str, intent: Intent, lease: EtcdLease, extra: tuple[Operation, ...] = (), *, giving: bool = False
+) -> Generator[Request, Answer, bool]:
+    """Write the keys of the intent again, bound to that lease; False if they are gone, or are about to be given away.
+
+    LeaseGone if etcd does not know that lease, or one that ``extra`` names.
+    """
+    intent.bind(lease)
+    try:
+        while not intent.given_up and (giving or not intent.giving):
+            value = write_value(
+                token,
+                names=intent.names,
+                fence=intent.fence,
+                slot=intent.slot,
+                shared=intent.shared,
+                times=intent.times,
+            )
+            puts = (
+                *(Put(key, value, lease.id) for key in intent.keys),
+                *(Put(key, token, lease.id) for key in intent.slot_keys),
+            )
+            done = yield from change(intent, Txn(unchanged(intent), (*puts, *extra), tuple(map(Get, intent.keys))))
+            if done.succeeded:
+                intent.bound = (lease,)
+                return True
+            if not still_ours(token, intent, done.results):
+                break
+    except LeaseGone:
+        intent.unbind(lease)
+        raise
+    return False
+
+
+def keep_place(token: str, intent: Intent, lease: EtcdLease) -> Generator[Request, Answer, None]:
+    """Let the keys of a waiter be bound to this lease, which its client renews. They may be gone afterwards."""
+    created = intent.created
+    if created and intent.bound != (lease,) and not (yield from bind(token, intent, lease)):
+        intent.lose_place(created)
 
 
 def perform_any(operations: tuple[Operation, ...]) -> Generator[Request, Answer, TxnResult]:
@@ -160,5 +204,7 @@ def remove_own(
 def leave(session: Session, token: str, intent: Intent) -> Generator[Request, Answer, None]:
     """Give up a place in the queue, which has no slot yet. Until that is answered, it can be abandoned."""
     yield from end_watch(token)
+    created = intent.created
     yield from perform(Txn((), removals(intent)))
-    session.intents.pop(token, None)
+    intent.lose_place(created)
+    session.forget_refused(token)

@@ -20,15 +20,14 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from typing import Any, Final, NamedTuple
 
-from holdfast.protocol.effects import Step
+from holdfast.protocol.effects import Step, StepFailed
 from holdfast.protocol.intents.changing import (
     all_removed,
+    bind,
     change,
     perform_any,
     removals,
     remove_own,
-    still_ours,
-    unchanged,
     with_tombstone,
 )
 from holdfast.protocol.intents.layout import (
@@ -49,6 +48,7 @@ from holdfast.protocol.intents.requests import (
     Item,
     LeaseGone,
     Modified,
+    NoSpace,
     Operation,
     Program,
     Put,
@@ -68,6 +68,7 @@ from holdfast.protocol.intents.session import (
     lease_for,
     new_lease,
     seconds_for,
+    shared_lease,
 )
 from holdfast.protocol.replies import DONE, GONE, TAKEN
 
@@ -90,11 +91,13 @@ def alone(making: Parts) -> Program:
     """The reply of one part."""
     part = yield from making
     (reply,) = yield from together([part])
+    if isinstance(reply, StepFailed):
+        raise reply
     return reply
 
 
 def together(parts: list[Part]) -> Generator[Request, Answer, list[Any]]:
-    """The reply of each part, in as few requests as etcd allows."""
+    """The reply of each part, or its StepFailed, in as few requests as etcd allows."""
     replies: list[Any] = []
     batch: list[Part] = []
     size = 0
@@ -103,17 +106,31 @@ def together(parts: list[Part]) -> Generator[Request, Answer, list[Any]]:
         size += len(part.operations)
         if place + 1 < len(parts) and size + len(parts[place + 1].operations) <= MOST_OPERATIONS:
             continue
-        results: tuple[Any, ...] = ()
-        revision = 0
-        if size:
-            done = yield from perform_any(tuple(operation for one in batch for operation in one.operations))
-            results, revision = done.results, done.revision
-        for one in batch:
-            own, results = results[: len(one.operations)], results[len(one.operations) :]
-            replies.append(one.reply(own))
-            if one.watch is not None:
-                yield from begin_watch(one.watch._replace(revision=revision + 1))
+        try:
+            replies += yield from _at_once(batch)
+        except NoSpace as full:  # one of them cannot do without a transaction
+            for one in batch:
+                try:
+                    replies += (yield from _at_once([one])) if len(batch) > 1 else [full.failed]
+                except NoSpace as its_own:
+                    replies.append(its_own.failed)
         batch, size = [], 0
+    return replies
+
+
+def _at_once(parts: list[Part]) -> Generator[Request, Answer, list[Any]]:
+    """The reply of each part, in one request."""
+    results: tuple[Any, ...] = ()
+    revision = 0
+    if operations := tuple(operation for one in parts for operation in one.operations):
+        done = yield from perform_any(operations)
+        results, revision = done.results, done.revision
+    replies: list[Any] = []
+    for one in parts:
+        own, results = results[: len(one.operations)], results[len(one.operations) :]
+        replies.append(one.reply(own))
+        if one.watch is not None:
+            yield from begin_watch(one.watch._replace(revision=revision + 1))
     return replies
 
 
@@ -123,6 +140,7 @@ def release_part(session: Session, step: Step, now: float) -> Parts:
     yield from end_watch(token)
     if intent is None:
         return Part((), lambda results: GONE)
+    intent.given_up = True
     if intent.unsure:
         freed, _ = yield from remove_own(session, token, intent)
         return Part((), lambda results: freed)
@@ -147,7 +165,7 @@ def abandon_part(session: Session, step: Step, now: float) -> Parts:
     intent.given_up = True
     buried: tuple[Operation, ...] = ()
     if tombstone_ms:
-        buried = session.bury(tombstone_key(name_of(step.keys[0]), token), intent, now)
+        buried = session.bury(tombstone_key(name_of(step.keys[0]), token), intent)
     if intent.unsure:
         freed, is_buried = yield from remove_own(session, token, intent, buried)
         return Part((), lambda results: [freed, int(is_buried)])
@@ -170,7 +188,7 @@ def renew_part(session: Session, step: Step, now: float) -> Parts:
     The lease alone says nothing about a key: etcd 3.7 can renew a lease whose revocation is decided and not yet done.
     """
     token, ttl_ms = step.args[0], int(step.args[1])
-    intent = session.intents.get(token)
+    intent = _held(session, token)
     if intent is None or not (yield from _is_kept(session, token, intent, ttl_ms, now)):
         return Part((), lambda results: GONE)
     name = name_of(intent.keys[0])
@@ -194,60 +212,45 @@ def _is_kept(session: Session, token: str, intent: Intent, ttl_ms: int, now: flo
 
     False: the lease or a key is gone.
     """
-    if intent.giving or all(ttl_ms <= lease.lasts * 1000 / LONGER for lease in intent.bound):
+    fits = all(ttl_ms <= lease.lasts * 1000 / LONGER and not lease.retired for lease in intent.bound)
+    if fits or intent.giving:
         for lease in intent.bound:
             if not (yield from kept(session, lease, ttl_ms / 1000, now)):
                 intent.unbind(lease)
         return intent.bound != ()
+    # The lease that takes the place of another one is no shorter: the hold may have been extended.
+    seconds = max(seconds_for(ttl_ms), *(0, *(lease.seconds for lease in intent.bound)))
     for _ in range(_TRIES):
-        lease = yield from lease_for(session, ttl_ms, now)
+        lease = yield from shared_lease(session, seconds, max(ttl_ms / 1000, _left(intent, now)), now)
         try:
-            return (yield from _bind(token, intent, lease))
+            return (yield from bind(token, intent, lease))
         except LeaseGone:
-            session.drop(lease)
+            session.retire(lease)
     return False
 
 
-def _bind(
-    token: str, intent: Intent, lease: EtcdLease, extra: tuple[Operation, ...] = (), *, giving: bool = False
-) -> Generator[Request, Answer, bool]:
-    """Write the keys of the intent again, bound to that lease; False if they are gone, or are being handed over."""
-    intent.bind(lease)
-    try:
-        while giving or not intent.giving:
-            value = write_value(
-                token,
-                names=intent.names,
-                fence=intent.fence,
-                slot=intent.slot,
-                shared=intent.shared,
-                times=intent.times,
-            )
-            puts = (
-                *(Put(key, value, lease.id) for key in intent.keys),
-                *(Put(key, token, lease.id) for key in intent.slot_keys),
-            )
-            done = yield from change(intent, Txn(unchanged(intent), (*puts, *extra), tuple(map(Get, intent.keys))))
-            if done.succeeded:
-                intent.bound = (lease,)
-                return True
-            if not still_ours(token, intent, done.results):
-                break
-    except LeaseGone:
-        intent.unbind(lease)
-        raise
-    return False
+def _left(intent: Intent, now: float) -> float:
+    """How long the server keeps its keys, as far as we know."""
+    return max((lease.ends_at for lease in intent.bound), default=now) - now
+
+
+def _held(session: Session, token: str) -> Intent | None:
+    """The intent of a holder that goes on. If it was handed over, its caller was cancelled and does not know it."""
+    intent = session.intents.get(token)
+    if intent is not None and intent.giving and not intent.unsure:
+        intent.giving = False
+    return intent
 
 
 def share(session: Session, step: Step, now: float) -> Program:
     """A writer becomes a reader, and keeps its place in the queue."""
     token = step.args[0]
-    intent = session.intents.get(token)
+    intent = _held(session, token)
     if intent is None or not intent.bound:
         return GONE
     intent.shared = True
     try:
-        return DONE if (yield from _bind(token, intent, intent.bound[0])) else GONE
+        return DONE if (yield from bind(token, intent, intent.bound[0])) else GONE
     except LeaseGone:
         return GONE
 
@@ -264,11 +267,11 @@ def hand_over(session: Session, step: Step, now: float) -> Program:
     lease = yield from new_lease(max(seconds_for(ttl_ms), *(0, *(lease.seconds for lease in intent.bound))))
     buried: tuple[Operation, ...] = ()
     if tombstone_ms:
-        buried = session.bury(tombstone_key(name_of(step.keys[0]), token), intent, now)
+        buried = session.bury(tombstone_key(name_of(step.keys[0]), token), intent)
     intent.giving = True  # meanwhile, a renewal binds the keys to no other lease
     is_given = False
     try:
-        is_given = yield from _bind(token, intent, lease, buried, giving=True)
+        is_given = yield from _give(token, intent, lease, buried)
     except LeaseGone:
         pass
     finally:
@@ -276,6 +279,18 @@ def hand_over(session: Session, step: Step, now: float) -> Program:
     if is_given:
         session.hand_over(token, now + lease.lasts, now)
     return DONE if is_given else GONE
+
+
+def _give(
+    token: str, intent: Intent, lease: EtcdLease, buried: tuple[Operation, ...]
+) -> Generator[Request, Answer, bool]:
+    try:
+        return (yield from bind(token, intent, lease, buried, giving=True))
+    except LeaseGone:
+        if not buried:
+            raise
+    # The lease of the create is gone, so the create cannot arrive any more.
+    return (yield from bind(token, intent, lease, giving=True))
 
 
 def adopt(session: Session, step: Step, now: float) -> Program:
@@ -301,7 +316,7 @@ def _adopt(session: Session, step: Step, now: float) -> Program:
         try:
             reply = yield from _swap(session, token, [item for item in theirs if item], lease, tombstone)
         except LeaseGone:
-            session.drop(lease)
+            session.retire(lease)
             continue
         if reply is not None:
             return reply
@@ -344,7 +359,7 @@ def _swap(
     )
     if not done.succeeded:
         intent.keys = ()
-        intent.lose_place()
+        intent.lose_place(intent.created)
         return None
     intent.bound = (lease,)
     return (yield from granted(session, token, intent, done.revision))

@@ -58,7 +58,7 @@ from holdfast.protocol.intents.requests import (
     perform,
     read_lease,
 )
-from holdfast.protocol.intents.session import TOMBSTONE_LASTS, Session, lease_for, new_lease
+from holdfast.protocol.intents.session import Session, lease_of_notes, new_lease
 from holdfast.protocol.replies import DONE, GONE, Inspected, Pooled, Queued
 from holdfast.untrusted import number
 
@@ -175,7 +175,7 @@ def break_hold(session: Session, step: Step, now: float) -> Program:
             broken = next((item for item in past.items if item.key == entry), None)
             return _broken(session, broken.created, broken.value) if broken is not None else [GONE, b"0", b"0"]
         text = f"{session.wall_us()} {session.fence_of(held)} 0 {who_and_why}"
-        noted = yield from lease_for(session, round(TOMBSTONE_LASTS * 1000), now)
+        noted = yield from lease_of_notes(session, now)
         recorded = yield from _history_lease(past.items)
         tombstones = _tombstones(name, held)
         operations: tuple[Operation, ...] = (
@@ -183,15 +183,13 @@ def break_hold(session: Session, step: Step, now: float) -> Program:
             *(Put(key, f"broken {text}", noted.id) for key in tombstones),
             Put(entry, text, recorded),
             *(Delete(item.key) for item in past.items[_MOST_ENTRIES - 1 :]),
-            *map(Delete, session.old_tombstones(now)),
         )
         try:
             done = yield from perform(Txn((Modified(held.key, held.modified),), operations))
         except LeaseGone:
-            session.drop(noted)
+            session.notes = None
             continue
         if done.succeeded:
-            session.tombstones.extend((now, key) for key in tombstones)
             return _broken(session, done.revision, text)
     return [GONE, b"0", b"0"]
 

@@ -21,7 +21,6 @@ from holdfast.protocol.intents.layout import kind_of, latch_key, name_of, queue_
 from holdfast.protocol.intents.requests import (
     Answer,
     Created,
-    Delete,
     Get,
     Item,
     LeaseGone,
@@ -36,12 +35,11 @@ from holdfast.protocol.intents.requests import (
     keep_lease,
     perform,
 )
-from holdfast.protocol.intents.session import SHORTEST, Session, lease_for, new_lease
+from holdfast.protocol.intents.session import SHORTEST, Session, lease_of_notes, new_lease
 from holdfast.untrusted import latch as read_counts
 from holdfast.untrusted import number
 
 _RENEW: Final = 0.25  # part of the retention after which a waiter renews a latch
-_TOMBSTONE_MS: Final = 120_000
 
 
 class Latch(NamedTuple):
@@ -91,14 +89,11 @@ def count_down(session: Session, step: Step, now: float) -> Program:
             return [0, latch.total]
         left = max(0, latch.left - int(by))
         try:
-            kept_for = yield from lease_for(session, _TOMBSTONE_MS, now)
-            old = tuple(Delete(key) for key in session.old_tombstones(now))
-            buried: tuple[Put | Delete, ...] = (Put(tombstone, str(left), kept_for.id), *old)
-            if (yield from _write(session, latch, left, retention_ms, key, now=now, extra=buried)):
-                session.tombstones.append((now, tombstone))
+            buried = Put(tombstone, str(left), (yield from lease_of_notes(session, now)).id)
+            if (yield from _write(session, latch, left, retention_ms, key, now=now, extra=(buried,))):
                 return [left, latch.total]
         except LeaseGone:
-            session.leases.clear()
+            session.notes = None
 
 
 def _read(done: TxnResult, count: int) -> Latch | list[Any]:
@@ -124,7 +119,7 @@ def _write(
     key: str,
     *,
     now: float,
-    extra: tuple[Put | Delete, ...] = (),
+    extra: tuple[Put, ...] = (),
 ) -> Generator[Request, Answer, bool]:
     """Write the latch, for its retention from now on; False if it was written since it was read."""
     seconds = max(SHORTEST, ceil(int(retention_ms) / 1000))

@@ -18,7 +18,7 @@ from collections.abc import Generator
 from typing import Any, Final
 
 from holdfast.protocol.effects import Step
-from holdfast.protocol.intents.changing import change, leave, still_ours, unchanged
+from holdfast.protocol.intents.changing import change, keep_place, leave, still_ours, unchanged
 from holdfast.protocol.intents.layout import name_of, queue_of, slot_key, slots_of, write_value
 from holdfast.protocol.intents.queue import ABANDONED, Ask, found_own, granted, refused, wrong_kind
 from holdfast.protocol.intents.requests import (
@@ -64,9 +64,10 @@ def _acquire(session: Session, ask: Ask) -> Program:
         lease = yield from lease_for(session, ask.ttl_ms, ask.now)
         intent.lease = lease
         try:
+            yield from keep_place(ask.token, intent, lease)
             reply = yield from _ask(session, ask, intent, lease)
         except LeaseGone:
-            session.drop(lease)
+            session.retire(lease)
             continue
         if reply is not None:
             return reply
@@ -96,10 +97,10 @@ def _ask(session: Session, ask: Ask, intent: Intent, lease: EtcdLease) -> Genera
         intent.created, intent.bound = done.revision, (lease,)
         looks = done.results[1:]
     else:
-        intent.called = False
-        done = yield from perform(Txn((Created(intent.keys[0], intent.created),), _looks(ask, intent.created)))
+        intent.called, created = False, intent.created
+        done = yield from perform(Txn((Created(intent.keys[0], created),), _looks(ask, created)))
         if not done.succeeded:
-            intent.lose_place()
+            intent.lose_place(created)
             return None
         looks = done.results
     return (yield from _judge(session, ask, intent, done.revision, looks, lease=lease))
@@ -152,7 +153,7 @@ def _take_slot(
 
     False is possible only if some holders asked for more permits than we do.
     """
-    name, own = ask.names[0], intent.keys[0]
+    name, own, created = ask.names[0], intent.keys[0], intent.created
     while True:
         taken = {item.key: item for item in slots.items}
         slot = _own_slot(ask, taken)
@@ -184,7 +185,7 @@ def _take_slot(
         intent.slot_keys = before
         mine, slots = done.results
         if not still_ours(ask.token, intent, (mine,)):
-            intent.lose_place()
+            intent.lose_place(created)
             return None
 
 

@@ -30,7 +30,7 @@ from collections.abc import Generator
 from typing import Any, Final
 
 from holdfast.protocol.effects import Step
-from holdfast.protocol.intents.changing import change, leave, still_ours, unchanged
+from holdfast.protocol.intents.changing import change, keep_place, leave, still_ours, unchanged
 from holdfast.protocol.intents.layout import (
     Range,
     id_of,
@@ -125,6 +125,7 @@ def _acquire(session: Session, ask: Ask) -> Program:
         lease = yield from lease_for(session, ask.ttl_ms, ask.now)
         intent.lease = lease
         try:
+            yield from keep_place(ask.token, intent, lease)
             if intent.created:
                 reply = yield from _confirm(session, ask, intent, lease)
             elif ask.waits:
@@ -132,7 +133,7 @@ def _acquire(session: Session, ask: Ask) -> Program:
             else:
                 reply = yield from _try(session, ask, intent, lease)
         except LeaseGone:
-            session.drop(lease)
+            session.retire(lease)
             continue
         if reply is not None:
             return reply
@@ -227,7 +228,7 @@ def found_own(session: Session, ask: Ask, intent: Intent, done: TxnResult) -> An
 
 def _confirm(session: Session, ask: Ask, intent: Intent, lease: EtcdLease) -> Generator[Request, Answer, Any]:
     """See whether our intents are first by now. None: they are gone."""
-    keys = intent.keys
+    keys, created = intent.keys, intent.created
     looks = [
         look for name in ask.names for look in (_newest(ask, name, 1, intent.created), Get(*queue_of(name), limit=1))
     ]
@@ -244,7 +245,7 @@ def _confirm(session: Session, ask: Ask, intent: Intent, lease: EtcdLease) -> Ge
         if not done.succeeded:
             if still_ours(ask.token, intent, done.results):
                 continue
-            intent.lose_place()
+            intent.lose_place(created)
             return None
         if writes:
             intent.bound = (lease,)

@@ -8,8 +8,9 @@ Atomic: each request. Between two requests of one program any other client may a
 decides by the compares of the last one.
 
 If etcd does not know a lease (it expired, or was revoked), ``LeaseGone`` is thrown at the request, which has done
-nothing. If the database of etcd is full, ``NoSpace`` is thrown; the request may have been executed. Any other failure
-ends the program, as it ends a script: the step has no reply.
+nothing. If the database of etcd is full, ``NoSpace`` is thrown; the request may have been executed. If it is known that
+no member has executed it or will, ``NotExecuted`` is. Any other failure ends the program, as it ends a script: the step
+has no reply.
 """
 
 from __future__ import annotations
@@ -182,7 +183,15 @@ class NoSpace(Exception):
         self.failed = failed  # the failure of the step, unless its program goes on without that request
 
 
-TOLD: Final = (LeaseGone, NoSpace)  # what is thrown at a request
+class NotExecuted(Exception):
+    """No member has executed the request, and none will: none could be reached, or it was refused."""
+
+    def __init__(self, failed: StepFailed) -> None:
+        super().__init__()
+        self.failed = failed
+
+
+TOLD: Final = (LeaseGone, NoSpace, NotExecuted)  # what is thrown at a request
 
 
 Program: TypeAlias = Generator[Request, Answer, Any]

@@ -5,6 +5,11 @@ local validity of every hold that relies on it. All holds and waiters of a clien
 etcd lease, because a lease per lock would cost a request per lock. So a key does not end by itself while its client
 renews other locks: a hold that is over is deleted by its client (``LeaseRegistry.keys_expire``).
 
+If a create without an answer was given up, its key may appear at any later time, and would then last as long as the
+lease that it shares. So that lease is *retired*: nothing new is bound to it, and each hold or waiter that is on it is
+bound to another one when it is next renewed or asks. The retired lease ends soon, and with it the tombstone of the
+attempt, and the key, if it has appeared all the same. After that, etcd refuses the create.
+
 An etcd lease lasts a quarter longer than the ttl, and two seconds at least (etcd makes one second into two). A hold
 begins on a lease that still lasts a whole ttl. Because of the extra quarter, most acquires need not renew it first.
 
@@ -26,8 +31,8 @@ from holdfast.options import drift
 from holdfast.protocol.intents.layout import name_of, read_value
 from holdfast.protocol.intents.requests import (
     Answer,
-    Delete,
     Item,
+    NotExecuted,
     Program,
     Put,
     Request,
@@ -38,25 +43,30 @@ from holdfast.protocol.intents.requests import (
 
 SHORTEST: Final = 2  # seconds: etcd grants no shorter lease
 LONGER: Final = 1.25  # an etcd lease lasts this many times the ttl
-TOMBSTONE_LASTS: Final = 120.0  # seconds for which a request may be late
-_MOST_OLD: Final = 20  # old tombstones that are removed when one is written
+NOTED: Final = 120  # seconds for which a client remembers at least what was counted or broken
 _EXACT: Final = 64  # seconds; longer leases are rounded up, so that similar ttls share one
 
 
 class EtcdLease:
     """One lease of etcd. ``seconds`` is what was asked for, by which it is found again."""
 
-    __slots__ = ("id", "lasts", "renewed_at", "seconds")
+    __slots__ = ("id", "lasts", "renewed_at", "retired", "seconds")
 
     def __init__(self, number: int, seconds: int, lasts: float, renewed_at: float) -> None:
         self.id = number
         self.seconds = seconds
         self.lasts = lasts
         self.renewed_at = renewed_at  # by our clock, before the request
+        self.retired = False  # nothing new is bound to it
+
+    @property
+    def ends_at(self) -> float:
+        """Until then the server keeps it, even if all later requests fail."""
+        return self.renewed_at + self.lasts - drift(self.lasts)
 
     def covers(self, ttl: float, now: float) -> bool:
         """Whether the server keeps it for this ttl from now on, even if all later requests fail."""
-        return now + ttl <= self.renewed_at + self.lasts - drift(self.lasts)
+        return now + ttl <= self.ends_at
 
 
 class Intent:
@@ -66,17 +76,16 @@ class Intent:
     created = 0  # the revision of its creation, which is its place in the queue; 0: not known to exist
     modified = 0  # the revision of the last write of its keys that we know of: they are always written together
     unsure = False  # a request that may have written its keys, or may still do so, has no answer
+    was_unsure = False  # that has happened: a create may arrive when its keys are gone
     fence = 0
     lease: EtcdLease | None = None  # to which its create, or its adoption, binds its keys
-    bound: tuple[
-        EtcdLease, ...
-    ] = ()  # to which its keys may be bound now: several only after a write without an answer
+    bound: tuple[EtcdLease, ...] = ()  # to which its keys may be bound: several only after a write without an answer
     behind = ""  # the key that it has watched while it waits
     slot = -1
     slot_keys: tuple[str, ...] = ()  # of the permit that it has, or of permits that it may have
     shared = False  # its writer has become a reader
-    given_up = False  # its attempt was abandoned, perhaps while a step of it was under way
-    giving = False  # it is being handed over, or was
+    given_up = False  # its attempt was abandoned or its hold released, perhaps while a step of it was under way
+    giving = False  # it is being handed over, or was: a renewal that began before binds its keys to no other lease
     granted_us = 0  # as ``created_us``; 0: it was granted when it was created, or not yet
 
     def __init__(self, keys: tuple[str, ...], created_us: int) -> None:
@@ -87,9 +96,14 @@ class Intent:
     def times(self) -> tuple[int, int]:
         return self.created_us, self.granted_us
 
-    def lose_place(self) -> None:
-        """Its keys are gone, or were never ours. The attempt goes on with the same intent, by which it is given up."""
-        self.created, self.modified, self.unsure = 0, 0, False
+    def lose_place(self, created: int) -> None:
+        """Its keys of that creation are gone, or were never ours. The attempt goes on with the same intent.
+
+        Nothing is lost if it has other keys by now: another step with this token was quicker.
+        """
+        if self.created != created:
+            return
+        self.created, self.modified, self.unsure = 0, 0, self.was_unsure
         self.slot, self.slot_keys, self.bound = -1, (), ()
 
     def bind(self, lease: EtcdLease) -> None:
@@ -127,27 +141,28 @@ class Session:
         self.fence_floor = fence_floor  # added to the revision, so that fences go on rising after a move to etcd
         self.leases: dict[int, EtcdLease] = {}  # by the seconds asked for
         self.intents: dict[str, Intent] = {}  # by token
-        self.tombstones: deque[tuple[float, str]] = deque()  # when they were written, and their keys
-        self.handed_over: deque[tuple[float, str]] = deque()  # when their keys end at the latest, and their tokens
+        self.notes: EtcdLease | None = None  # see lease_of_notes
+        self.handed_over: deque[tuple[float, str]] = deque()  # when their keys may have ended, and their tokens
         self.renewed: dict[str, float] = {}  # by key of a latch: when this client has last renewed it
 
     def forget(self) -> None:
         """Forget everything, after a fork or in a new event loop."""
         self.leases.clear()
         self.intents.clear()
-        self.tombstones.clear()
+        self.notes = None
         self.handed_over.clear()
         self.renewed.clear()
 
-    def drop(self, lease: EtcdLease) -> None:
-        """Forget a lease that etcd no longer knows."""
+    def retire(self, lease: EtcdLease) -> None:
+        """Bind nothing new to this lease: etcd no longer knows it, or a late request may bind a key to it."""
+        lease.retired = True
         if self.leases.get(lease.seconds) is lease:
             self.leases.pop(lease.seconds, None)
 
     def forget_refused(self, token: str) -> None:
-        """Forget an attempt that was refused and has no intent; not if a create of it may still arrive."""
+        """Forget an attempt that was refused and has no keys; not if a create of it may still arrive."""
         intent = self.intents.get(token)
-        if intent is not None and not intent.unsure:
+        if intent is not None and not intent.created and not intent.unsure:
             self.intents.pop(token, None)
 
     def fence_of(self, held: Item) -> int:
@@ -171,38 +186,44 @@ class Session:
                 self.intents.pop(token, None)  # made after the abandon was done; until then the abandon needs the first
             return intent.given_up
 
-        return run_until(stopped, program, reply)
+        return self._forgetting(token, run_until(stopped, program, reply))
 
-    def bury(self, tombstone: str, intent: Intent, now: float) -> tuple[Put | Delete, ...]:
-        """The operations that leave a tombstone, and remove some old ones.
+    def _forgetting(self, token: str, program: Program) -> Program:
+        """Run the program of an attempt. If none of its requests was executed, its caller has nothing to abandon."""
+        try:
+            return (yield from program)
+        except NotExecuted:
+            self.forget_refused(token)
+            raise
+
+    def bury(self, tombstone: str, intent: Intent) -> tuple[Put, ...]:
+        """The operation that leaves a tombstone.
 
         It is bound to the lease to which the create would bind its keys: once that lease is gone, etcd refuses the
         create anyway. If there is no lease yet, no create was sent.
         """
         if intent.lease is None:
             return ()
-        old = self.old_tombstones(now)
-        self.tombstones.append((now, tombstone))
-        return (Put(tombstone, "", intent.lease.id), *map(Delete, old))
-
-    def old_tombstones(self, now: float) -> list[str]:
-        """Take out tombstones that are so old that no request can be as late; the caller deletes them."""
-        old: list[str] = []
-        while self.tombstones and self.tombstones[0][0] < now - TOMBSTONE_LASTS and len(old) < _MOST_OLD:
-            try:
-                old.append(self.tombstones.popleft()[1])
-            except IndexError:
-                break  # another thread was quicker
-        return old
+        self.retire(intent.lease)
+        return (Put(tombstone, "", intent.lease.id),)
 
     def hand_over(self, token: str, until: float, now: float) -> None:
-        """This hold goes to another process. Until its keys have ended, its intent is needed to abandon that."""
+        """This hold goes to another process. Until its keys have ended, its intent is needed to abandon that.
+
+        Its holder may go on all the same: if it was cancelled, it never learned of the hand-over. Then it renews.
+        """
         self.handed_over.append((until, token))
         while self.handed_over and self.handed_over[0][0] < now:
             try:
-                self.intents.pop(self.handed_over.popleft()[1], None)
+                _, ended = self.handed_over.popleft()
             except IndexError:
                 break  # another thread was quicker
+            intent = self.intents.get(ended)
+            until = max((lease.ends_at for lease in intent.bound), default=0.0) if intent is not None else 0.0
+            if until < now:
+                self.intents.pop(ended, None)
+            else:
+                self.handed_over.append((until, ended))
 
     def call(self, token: str) -> None:
         """Note that what this waiter waits for has changed."""
@@ -213,12 +234,24 @@ class Session:
 
 def lease_for(session: Session, ttl_ms: int, now: float) -> Generator[Request, Answer, EtcdLease]:
     """A lease that lasts for this ttl from now on: the shared one, renewed if need be, or a new one."""
-    lease = session.leases.get(seconds_for(ttl_ms))
-    if lease is not None and (yield from kept(session, lease, ttl_ms / 1000, now)):
+    return (yield from shared_lease(session, seconds_for(ttl_ms), ttl_ms / 1000, now))
+
+
+def shared_lease(session: Session, seconds: int, ttl: float, now: float) -> Generator[Request, Answer, EtcdLease]:
+    """The shared lease of that many seconds, which lasts for this ttl from now on."""
+    lease = session.leases.get(seconds)
+    if lease is not None and (yield from kept(session, lease, ttl, now)) and not lease.retired:
         return lease
-    lease = yield from new_lease(seconds_for(ttl_ms))
-    session.leases[lease.seconds] = lease
+    lease = yield from new_lease(seconds)
+    session.leases[seconds] = lease
     return lease
+
+
+def lease_of_notes(session: Session, now: float) -> Generator[Request, Answer, EtcdLease]:
+    """The lease for what was counted or broken, and by which token: it lasts for two minutes, and is not renewed."""
+    if session.notes is None or not session.notes.covers(NOTED, now):
+        session.notes = yield from new_lease(2 * NOTED)
+    return session.notes
 
 
 def new_lease(seconds: int) -> Generator[Request, Answer, EtcdLease]:
@@ -233,7 +266,7 @@ def kept(session: Session, lease: EtcdLease, ttl: float, now: float) -> Generato
         return True
     asked_at, renewed = yield from keep_lease(lease.id)
     if renewed.seconds <= 0:
-        session.drop(lease)
+        session.retire(lease)
         return False
     lease.lasts = renewed.seconds
     lease.renewed_at = max(lease.renewed_at, asked_at)

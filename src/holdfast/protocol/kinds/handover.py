@@ -150,7 +150,8 @@ def _hand_over(lease: BaseLease) -> Effects[Ticket]:
     if not hold.mine:
         raise LeaseLost(hold.name, hold.fence, hold.reason)
     asked_at = yield from mutex.step_as_holder(hold, hand_over_step(hold))
-    hold.prolong(hold.options.ttl, asked_at)
+    if not hold.options.replicas:  # else no replica has confirmed that, and an interrupt may let the holder go on
+        hold.prolong(hold.options.ttl, asked_at)
     ours = True
     try:
         ticket = write_ticket(hold)
