@@ -14,7 +14,19 @@ from holdfast.lab.search.explorer import Explorer
 from holdfast.lab.search.failover import ELECTED, ENDED, NEW, OLD, PROMOTED, Fleet
 from holdfast.lab.subjects.primitives import PRIMITIVES
 from holdfast.protocol import keepalive, primary
-from holdfast.protocol.primary import ASK_AGAIN, BEHIND, DOWN, FOLLOW, REPLACED, Sighting, choose
+from holdfast.protocol.primary import (
+    ASK_AGAIN,
+    BEHIND,
+    DOWN,
+    FOLLOW,
+    GO_BACK,
+    REPLACED,
+    STAY,
+    UNKNOWN,
+    Sighting,
+    choose,
+    settle,
+)
 from tests.lab.mutations import Mistake, in_python, plant
 
 
@@ -38,6 +50,22 @@ def test_what_one_answer_means(seen: Sighting, known: int, verdict: str, endpoin
     assert (choice.verdict, choice.endpoint, choice.epoch) == (verdict, endpoint, seen.epoch)
 
 
+@pytest.mark.parametrize(
+    ("behind", "unconfirmed_for", "demoted", "verdict"),
+    [
+        (0, 60.0, True, UNKNOWN),
+        (1, 60.0, True, UNKNOWN),
+        (2, 0.0, False, STAY),
+        (3, 29.0, False, STAY),
+        (2, 30.0, False, GO_BACK),
+        (2, 0.0, True, GO_BACK),
+    ],
+)
+def test_when_a_client_goes_back(behind: int, unconfirmed_for: float, demoted: bool, verdict: str) -> None:
+    assert settle(behind, 3, unconfirmed_for, demoted=demoted) == verdict
+    assert settle(2, 4, unconfirmed_for, demoted=demoted) == UNKNOWN, "half of them are not most"
+
+
 def test_the_leader_lists_the_old_primary_with_the_new_epoch_until_the_failover_ends() -> None:
     """As tests/sentinel/test_hung_replica.py sees it on real servers."""
     fleet = Fleet((), phase=ELECTED)
@@ -56,6 +84,9 @@ MISTAKES: Final[dict[str, Mistake]] = {
         *in_python(primary, "choose", "ASK_AGAIN if seen.promoted else FOLLOW", "FOLLOW"),
     ),
     "client_that_goes_back_to_an_earlier_epoch": in_python(primary, "choose", "seen.epoch < known_epoch", "False"),
+    "client_that_goes_back_with_sentinels_that_have_not_heard": in_python(
+        primary, "settle", "unconfirmed_for >= GO_BACK_AFTER", "True"
+    ),
     "renewal_that_counts_before_replicas_have_it": (
         *in_python(keepalive, "_renew", "if needs_replicas(hold, asked_at)", "if False"),
         *in_python(keepalive, "_renew", "if hold.options.replicas:", "if False:"),
@@ -68,6 +99,8 @@ CAUGHT: Final = [
     ("client_that_goes_by_the_list_of_the_leader", "sentinel:resumes", "OnePrimary"),
     ("client_that_goes_by_the_list_of_the_leader", "sentinel:resumes", "OneHolder"),
     ("client_that_goes_back_to_an_earlier_epoch", "sentinel:resumes", "OnePrimary"),
+    ("client_that_goes_back_with_sentinels_that_have_not_heard", "sentinel", "OnePrimary"),
+    ("client_that_goes_back_with_sentinels_that_have_not_heard", "sentinel:resumes", "OnePrimary"),
     ("renewal_that_counts_before_replicas_have_it", "replicas:cut", "MutualExclusion"),
 ]
 

@@ -1,7 +1,8 @@
-"""Which server a client uses behind Sentinels: a function of what one Sentinel says and what the client knows.
+"""Which server a client uses behind Sentinels: a function of what the Sentinels say and what the client knows.
 
-Invariant. Once a client has followed a decision of the Sentinels, no Sentinel sends it back to an earlier primary; and
-two Sentinels that have heard of the same decision send their clients to the same server.
+Invariant. Two Sentinels that have heard of the same decision send their clients to the same server. A client that has
+followed a decision goes back to an earlier primary only if most Sentinels name an earlier one, and the server of that
+decision says that it is a replica, or no Sentinel has named that server for ``GO_BACK_AFTER``.
 
 The Sentinels number their decisions (the *epoch*), and ``SENTINEL MASTERS`` has that number. But during a failover the
 Sentinel that leads it still lists the old primary there, already with the new number, from the promotion of a replica
@@ -21,6 +22,13 @@ Atomic: each answer, but not both together. The two are sent in one go, and the 
 
 Why not the address alone? Without a number, a Sentinel that has not heard of a failover could not be told from one that
 has.
+
+Why wait before going back? Sentinels that name an earlier decision were set up again, so their numbers have restarted;
+or they have not heard of the latest decision, because the Sentinel that led the failover died or is cut off. Their
+answers are the same. Sentinels that have not heard demote the new primary within about 20 s: they ask it for its role
+every 10 s, and wait 8 s for news before they act.
+
+Why not go back when the new primary does not answer? One fault may silence it and the Sentinel that knows it.
 """
 
 from __future__ import annotations
@@ -34,6 +42,11 @@ BEHIND: Final = "behind"  # it names the primary of an earlier decision than the
 ASK_AGAIN: Final = "ask again"
 DOWN: Final = "down"
 REPLACED: Final = "replaced"  # by a server that this user may not ask for
+
+GO_BACK: Final = "go back"
+STAY: Final = "stay"
+UNKNOWN: Final = "unknown"  # too few Sentinels have answered
+GO_BACK_AFTER: Final = 30.0  # seconds
 
 
 class Sighting(NamedTuple):
@@ -65,3 +78,14 @@ def choose(seen: Sighting, known_epoch: int) -> Choice:
     if verdict is FOLLOW and seen.epoch < known_epoch:
         verdict = BEHIND
     return Choice(verdict, endpoint, seen.epoch)
+
+
+def settle(behind: int, sentinels: int, unconfirmed_for: float, *, demoted: bool) -> str:
+    """What to do if no Sentinel can be followed, and ``behind`` of them are BEHIND.
+
+    ``unconfirmed_for``: the seconds since a Sentinel named the primary that the client follows. ``demoted``: since
+    then, that server has said that it is a replica.
+    """
+    if 2 * behind <= sentinels:
+        return UNKNOWN
+    return GO_BACK if demoted or unconfirmed_for >= GO_BACK_AFTER else STAY

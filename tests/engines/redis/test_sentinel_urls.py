@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
@@ -11,8 +12,10 @@ import redis.sentinel
 
 import holdfast
 from holdfast.engines.redis import sentinel
-from holdfast.engines.redis.sentinel import Node, Said, Sentinels
+from holdfast.engines.redis.sentinel import Followed, Node, Primary, Said, Sentinels
 from holdfast.engines.redis.target import resolve
+from holdfast.protocol import primary
+from holdfast.protocol.primary import GO_BACK_AFTER, Choice, Sighting
 from holdfast.url import locate, redact
 from tests.servers import free_port
 
@@ -204,7 +207,7 @@ def test_the_leader_of_a_failover_is_asked_for_the_address_because_it_lists_the_
     play = Play()
     leader, other = state_of(7000, 6, LEADING, address=7001, phase="reconf_slaves"), state_of(7001, 6)
     assert play.find(h0=leader) == ("10.0.0.1", 7001)
-    assert play.sentinels.primary.epoch == 6
+    assert play.sentinels.primary.followed.epoch == 6
     assert play.find(h0=leader, h1=other) == ("10.0.0.1", 7001)
     with pytest.raises(holdfast.Unavailable, match="7000, which was replaced since"):
         play.find(h0=state_of(7000, 5), h1=TimeoutError(), h2=TimeoutError())
@@ -247,10 +250,105 @@ def test_a_client_that_has_seen_a_failover_follows_no_sentinel_that_has_not() ->
     assert play.sentinels.primary.endpoint == ("10.0.0.1", 7002)
 
 
-def test_sentinels_that_were_set_up_anew_are_followed_once_most_agree() -> None:
+def test_a_choice_that_another_thread_has_overtaken_moves_no_client_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other thread moves the client between the choice of this thread and the move that follows from it."""
+    play = Play()
+    play.find(h0=state_of(7000, 4))
+
+    def overtaken(seen: Sighting, known_epoch: int) -> Choice:
+        monkeypatch.undo()
+        play.find(h1=state_of(7001, 5))
+        return primary.choose(seen, known_epoch)
+
+    monkeypatch.setattr(sentinel, "choose", overtaken)
+    assert play.find(h0=state_of(7000, 4)) == ("10.0.0.1", 7001)
+    assert play.sentinels.primary.followed == (("10.0.0.1", 7001), 5)
+    assert play.moves == 1
+
+
+def test_a_client_goes_back_only_from_the_decision_that_it_followed_when_it_chose() -> None:
+    shared = Primary()
+    shared.move(Followed(("h", 5), 5), shared.followed)
+    known = shared.followed
+    shared.move(Followed(("h", 6), 6), known)
+    shared.move(Followed(("h", 4), 4), known)
+    assert shared.followed == Followed(("h", 6), 6)
+    shared.move(Followed(("h", 4), 4), shared.followed)
+    assert shared.followed == Followed(("h", 4), 4)
+
+
+@pytest.mark.parametrize(("first", "second"), [(4, 5), (5, 4), (5, 5)])
+def test_of_two_threads_that_move_at_once_the_later_decision_wins(first: int, second: int) -> None:
+    class Raced(dict[int, Followed]):
+        """Another thread makes the move that is about to be made."""
+
+        def setdefault(self, number: int, to: Followed) -> Followed:
+            super().setdefault(1, Followed(("h", first), first))
+            return super().setdefault(number, to)
+
+    shared = Primary()
+    known = shared.followed
+    shared._moves = Raced(shared._moves)
+    shared.move(Followed(("h", second), second), known)
+    assert shared.followed == Followed(("h", 5), 5)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    now = [0.0]
+    monkeypatch.setattr(sentinel, "monotonic", lambda: now[0])
+    return now
+
+
+def test_sentinels_that_have_not_heard_of_a_failover_send_no_client_back(clock: list[float]) -> None:
+    """The Sentinel that led the failover is gone, and the old primary has resumed."""
+    play = Play()
+    play.find(h0=state_of(7001, 5))
+    behind = {"h0": TimeoutError(), "h1": state_of(7000, 4), "h2": state_of(7000, 4)}
+    for clock[0] in (1.0, GO_BACK_AFTER - 1):
+        assert play.find(**behind) == ("10.0.0.1", 7001)
+        assert not play.sentinels.is_recheck_due(), "they have answered: asked again in a second"
+    assert play.find(**{**behind, "h2": state_of(7001, 5)}) == ("10.0.0.1", 7001)
+    clock[0] += GO_BACK_AFTER - 1
+    assert play.find(**behind) == ("10.0.0.1", 7001), "one of them named it since"
+    assert play.moves == 0
+
+
+class Answering:
+    """A connection to a server that answers ROLE."""
+
+    def __init__(self, port: int, role: bytes) -> None:
+        self.host, self.port, self.role = "10.0.0.1", port, role
+
+    def send_command(self, name: str) -> None:
+        assert name == "ROLE"
+
+    def read_response(self) -> list[bytes]:
+        return [self.role]
+
+
+def test_a_client_goes_back_at_once_if_the_primary_that_it_follows_was_demoted(clock: list[float]) -> None:
+    play = Play()
+    play.find(h0=state_of(7001, 5))
+    behind = {"h0": TimeoutError(), "h1": state_of(7000, 4), "h2": state_of(7000, 4)}
+    for port, role in ((7001, b"master"), (7002, b"slave")):
+        with contextlib.suppress(holdfast.Unavailable):
+            play.sentinels.check(Answering(port, role))
+        assert play.find(**behind) == ("10.0.0.1", 7001)
+    with pytest.raises(holdfast.Unavailable, match="it is a replica"):
+        play.sentinels.check(Answering(7001, b"slave"))
+    with pytest.raises(holdfast.Unavailable, match="7000, which was replaced since"):
+        play.find(**{**behind, "h2": TimeoutError()})
+    assert play.find(**behind) == ("10.0.0.1", 7000)
+    assert play.moves == 1
+
+
+def test_sentinels_that_were_set_up_anew_are_followed_once_most_agree(clock: list[float]) -> None:
     play = Play()
     play.find(h0=state_of(7001, 5))
     anew = state_of(7003, 0)
+    assert play.find(h0=anew, h1=anew, h2=anew) == ("10.0.0.1", 7001), "perhaps they have not heard"
+    clock[0] = GO_BACK_AFTER
     assert play.find(h0=anew, h1=TimeoutError(), h2=anew) == ("10.0.0.1", 7003)
     assert play.find(h0=anew, h1=anew, h2=anew) == ("10.0.0.1", 7003)
 
@@ -301,7 +399,7 @@ def test_a_silent_sentinel_does_not_make_the_next_one_be_asked_later(monkeypatch
     monkeypatch.setattr(sentinel, "monotonic", lambda: now)
     nodes = [Node(f"s{number}", object, {}) for number in range(3)]
     sentinels = Sentinels("mymaster", nodes)
-    sentinels.primary.endpoint = ("127.0.0.1", 1)
+    sentinels.primary.move(Followed(("127.0.0.1", 1), 0), Followed())
     asked: list[float] = []
     while len(asked) < 7:
         if sentinels.is_recheck_due():

@@ -4,9 +4,8 @@ Every new connection asks the Sentinels, one after the other, until one of them 
 that the server it has reached is a primary. Nothing is cached: connections are long-lived, and a cached address would
 be wrong exactly when it matters, after a failover.
 
-Failovers. The Sentinels number their decisions (the *epoch*); protocol/primary.py says what one answer means. If a
-client has seen an epoch, it ignores a Sentinel that still names the primary of an earlier epoch. The exception: most
-Sentinels name an earlier epoch, because they were set up again. When the primary has changed, the client drops all
+Failovers. The Sentinels number their decisions (the *epoch*); protocol/primary.py says what one answer means, and when
+a client that has followed a decision goes back to an earlier one. When the primary has changed, the client drops all
 connections to other servers, idle or not. An old primary may still be up but cut off from its Sentinels, and would go
 on granting locks that the new primary does not know. A request that was in flight to the old primary has an unknown
 outcome, whatever the old primary answers, so it never becomes a hold.
@@ -32,7 +31,19 @@ import redis.exceptions
 from holdfast.engines import handshake
 from holdfast.engines.redis.failures import why_no_connection
 from holdfast.errors import Unavailable, rounded
-from holdfast.protocol.primary import ASK_AGAIN, BEHIND, DOWN, FOLLOW, Choice, Endpoint, Sighting, choose
+from holdfast.protocol.primary import (
+    ASK_AGAIN,
+    BEHIND,
+    DOWN,
+    FOLLOW,
+    GO_BACK,
+    STAY,
+    Choice,
+    Endpoint,
+    Sighting,
+    choose,
+    settle,
+)
 
 _TRIES: Final = 3  # times that a Sentinel is asked whose two answers do not agree
 _PROMOTED: Final = ("reconf_slaves", "update_config")  # phases of a failover, in SENTINEL MASTERS
@@ -57,18 +68,44 @@ class Node(NamedTuple):
         return {**self.settings, "socket_timeout": timeout, "socket_connect_timeout": timeout}
 
 
+class Followed(NamedTuple):
+    """The decision of the Sentinels that a client follows."""
+
+    endpoint: Endpoint | None = None
+    epoch: int = -1
+
+
 class Primary:
-    """The primary that a client has found last. All connections of the client share this object."""
+    """The primary that a client follows. All connections of the client share this object.
+
+    Without a lock: a fork, or a signal handler that uses the client, may come while a thread holds one.
+    """
 
     def __init__(self) -> None:
-        self.endpoint: Endpoint | None = None
-        self.epoch = -1
+        self._moves = {0: Followed()}  # by number; the last one counts, and none is ever replaced
         self.on_move: list[Callable[[], None]] = []  # called when the primary has changed, by any thread
 
-    def move(self, endpoint: Endpoint, epoch: int) -> None:
-        moved = self.endpoint is not None and self.endpoint != endpoint
-        self.endpoint, self.epoch = endpoint, epoch
-        if moved:
+    @property
+    def followed(self) -> Followed:
+        return self._moves[len(self._moves) - 1]
+
+    @property
+    def endpoint(self) -> Endpoint | None:
+        return self.followed.endpoint
+
+    def move(self, to: Followed, known: Followed) -> None:
+        """Follow ``to``, which was chosen when ``known`` was followed.
+
+        Not if another thread has followed a later decision since: then the choice is stale.
+        """
+        while True:
+            number = len(self._moves)
+            now = self._moves[number - 1]
+            if to == now or (to.epoch < now.epoch and now is not known):
+                return
+            if self._moves.setdefault(number, to) is to:  # atomic: of several threads, one makes this move
+                break
+        if now.endpoint not in (None, to.endpoint):
             for drop_others in self.on_move:
                 drop_others()
 
@@ -96,6 +133,8 @@ class Sentinels:
         self._recheck_at = 0.0
         self._pause = _RECHECK_AFTER
         self._unanswered = 0  # rechecks since a Sentinel has answered
+        self._confirmed_at = 0.0  # when a Sentinel has last named the primary that is followed
+        self._demoted = False  # since then, that server has said that it is a replica
         self._fewest_others = fewest_others
 
     def is_primary(self, connection: Any) -> bool:
@@ -161,6 +200,7 @@ class Sentinels:
         """Yields the Sentinel to ask next and its timeout, and receives its answer. Unavailable if none is usable."""
         causes: dict[str, str] = {}
         behind: list[tuple[Choice, Node]] = []
+        known = self.primary.followed
         nodes = list(self._nodes)
         until, each = monotonic() + timeout, max(_SHORTEST, timeout / len(nodes))
         for node in nodes:
@@ -168,28 +208,37 @@ class Sentinels:
             for _ in range(_TRIES):
                 left = min(each, until - monotonic())
                 answer: _Answer = (yield node, left) if left > 0 else TimeoutError()
-                choice = self._choose(answer)
+                choice = self._choose(answer, known)
                 if choice is None or choice.verdict is not ASK_AGAIN:
                     break
             if choice is not None and choice.verdict is FOLLOW:
-                return self._follow(node, choice)
+                return self._follow(node, choice, known)
             if choice is not None and choice.verdict is BEHIND:
                 behind.append((choice, node))
             causes[f"Sentinel {node.address}"] = self._why_not(answer, choice, max(0.0, left))
-        if 2 * len(behind) > len(nodes):  # they were set up again, and do not know the earlier epochs
+        verdict = settle(len(behind), len(nodes), monotonic() - self._confirmed_at, demoted=self._demoted)
+        if verdict is GO_BACK:
             choice, node = max(behind, key=lambda found: found[0].epoch)
-            return self._follow(node, choice)
+            return self._follow(node, choice, known)
+        if verdict is STAY:
+            return self._note_answer()
         raise Unavailable(causes, _ADVICE)
 
-    def _follow(self, node: Node, choice: Choice) -> Endpoint:
+    def _follow(self, node: Node, choice: Choice, known: Followed) -> Endpoint:
         self._nodes = sorted(self._nodes, key=lambda other: other is not node)
+        self._confirmed_at, self._demoted = monotonic(), False
+        host, port = choice.endpoint
+        self.primary.move(Followed((self._forced_host or host, port), choice.epoch), known)
+        return self._note_answer()
+
+    def _note_answer(self) -> Endpoint:
+        """The primary that is followed now. The next recheck is due in a second."""
         self._pause, self._unanswered = _RECHECK_AFTER, 0
         self._recheck_at = monotonic() + _RECHECK_AFTER
-        host, port = choice.endpoint
-        self.primary.move((self._forced_host or host, port), choice.epoch)
-        return self._forced_host or host, port
+        assert self.primary.endpoint is not None
+        return self.primary.endpoint
 
-    def _choose(self, answer: _Answer) -> Choice | None:
+    def _choose(self, answer: _Answer, known: Followed) -> Choice | None:
         """What to do about the answer; None if it says nothing about our service."""
         state = answer.states.get(self.service) if isinstance(answer, Said) else None
         if state is None:
@@ -204,7 +253,7 @@ class Sentinels:
             promoted=state.get("failover-state") in _PROMOTED,
             up="master" in flags and not {"s_down", "o_down"}.intersection(flags),
         )
-        choice = choose(seen, self.primary.epoch)
+        choice = choose(seen, known.epoch)
         return choice if int(state["num-other-sentinels"]) >= self._fewest_others else choice._replace(verdict=DOWN)
 
     def _why_not(self, answer: _Answer, choice: Choice | None, waited: float) -> str:
@@ -242,7 +291,10 @@ class Sentinels:
             pass  # as above
 
     def _check_role(self, connection: Any, role: Any) -> None:
-        if not role or role[0] not in (b"master", "master"):
+        demoted = not role or role[0] not in (b"master", "master")
+        if self.is_primary(connection):
+            self._demoted = demoted
+        if demoted:
             problem = f"it is a replica, though a Sentinel names it as the primary of {self.service!r}"
         elif not self.is_primary(connection):
             problem = f"another server has become the primary of {self.service!r}"

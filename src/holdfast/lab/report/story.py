@@ -68,6 +68,7 @@ _FAILOVER: Final = {
     "elect": "The Sentinels agree on a failover, and the first of them leads it.",
     "promote": "A replica is promoted. The Sentinel that leads goes on listing the old primary.",
     "hear": "The second Sentinel hears of the new primary.",
+    "stop": "The Sentinel that leads stops, before another one has heard of the new primary.",
     "follow": "Another replica follows the new primary.",
     "end": "The failover ends: the leader lists the new primary.",
     "resume": "The old primary resumes.",

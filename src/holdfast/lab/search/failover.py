@@ -1,20 +1,21 @@
 """A failover led by Sentinels, in a search: two servers, and two views of which of them is the primary.
 
-The first Sentinel leads the failover. The second one hears of it at any time after the promotion. One replica is
-promoted, one follows it later, and one hangs, so the leader lists the old primary until it gives up waiting. Meanwhile
-the old primary goes on serving its clients; with ``Config.hangs`` it hangs, clients come after the promotion, and it
-resumes at any time after that. At last it is demoted.
+The first Sentinel leads the failover. The second one stands for all others: a client may list it twice, for a majority.
+It hears of the failover at any time after the promotion, and the leader may stop before that. One replica is promoted,
+one follows it later, and one hangs, so the leader lists the old primary until it gives up waiting. Meanwhile the old
+primary goes on serving its clients; with ``Config.hangs`` it hangs, clients come after the promotion, and it resumes at
+any time after that. At last it is demoted.
 
-    elect -> promote -> follow -> end -> demote        and after the promotion, at any time: hear, resume
+    elect -> promote -> follow -> end -> demote        and after the promotion, at any time: hear, stop, resume
 
 None of these is a fault: a search without faults has them in every order. No write is lost by the promotion; the rows
 with the fault ``failover`` are about that.
 
 A client that lists Sentinels (``Config.sentinels``) asks them before its first step, and before a step a second after
-it asked; as in production, ``protocol.primary.choose`` says what an answer means. A client that lists none is cut off
-together with the old primary. WAIT on the old primary counts no replica from the promotion on; on the new one, none
-until a replica follows it. With ``Config.beside`` a replica confirms what the old primary writes until it follows the
-new one.
+it asked; as in production, ``protocol.primary`` says what an answer means, and whether the client goes back. A client
+that lists none is cut off together with the old primary. WAIT on the old primary counts no replica from the promotion
+on; on the new one, none until a replica follows it. With ``Config.beside`` a replica confirms what the old primary
+writes until it follows the new one.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from holdfast.lab.search.move import BROKEN_LINK, Move
 from holdfast.lab.search.site import Request
 from holdfast.lab.search.state import NEVER, Under
 from holdfast.protocol import primary
-from holdfast.protocol.primary import FOLLOW, Endpoint, Sighting
+from holdfast.protocol.primary import BEHIND, FOLLOW, GO_BACK, STAY, Choice, Endpoint, Sighting
 
 if TYPE_CHECKING:
     from holdfast.lab.search.state import Config, State
@@ -54,9 +55,10 @@ class Fleet(NamedTuple):
     phase: int = 0
     hung: bool = False  # the old primary hangs
     heard_us: int = 0  # when the second Sentinel has heard of the promotion; 0: not yet
+    stopped: bool = False  # the Sentinel that led the failover has stopped
 
     def seen_by(self, sentinel: int) -> Sighting:
-        """What that Sentinel says."""
+        """What that Sentinel says, if it runs."""
         if sentinel:
             name = NEW if self.heard_us else OLD
             return Sighting(name, name, int(name is NEW), up=name is NEW or not self.hung)
@@ -86,12 +88,15 @@ def steps_of(state: State, config: Config) -> Iterator[str]:
     if fleet is None or not (state.come or fleet.hung):
         return
     cut_off = not all(config.sentinels)  # no Sentinel reaches the old primary; and how one lists it matters to none
-    if fleet.phase < (FOLLOWED if cut_off else ENDED) or (fleet.phase == ENDED and not fleet.hung and fleet.heard_us):
+    goes_on = fleet.phase < (FOLLOWED if cut_off else ENDED) and not fleet.stopped
+    if goes_on or (fleet.phase == ENDED and not fleet.hung and fleet.heard_us):
         yield next(step for step, phase in _STEPS.items() if phase == fleet.phase + 1)
     if fleet.phase >= PROMOTED and fleet.hung:
         yield "resume"
     if fleet.phase >= PROMOTED and not fleet.heard_us and not cut_off:
         yield "hear"
+        if fleet.phase == PROMOTED and not fleet.stopped:
+            yield "stop"
 
 
 def is_at_old(state: State, client: int) -> bool:
@@ -128,6 +133,8 @@ class Failover(Move):
             fleet = fleet._replace(hung=False)
         elif step == "hear":
             fleet = fleet._replace(heard_us=self.now)
+        elif step == "stop":
+            fleet = fleet._replace(stopped=True)
         self.fleet = fleet
 
     def _move_clock(self, when_us: int) -> None:
@@ -197,16 +204,33 @@ class Failover(Move):
         known = self.fleet.follows[client]
         if self.now < known.ask_at_us:
             return
-        for sentinel in self.config.sentinels[client]:
+        sentinels = self.config.sentinels[client]
+        behind = []
+        for sentinel in sentinels:
+            if self.fleet.stopped and not sentinel:
+                continue
             choice = primary.choose(self.fleet.seen_by(sentinel), known.epoch)
             if choice.verdict is FOLLOW:
-                ask_at_us = self.now + ASK_EVERY_US
-                self._know(client, endpoint=choice.endpoint, epoch=choice.epoch, ask_at_us=ask_at_us)
-                if choice.endpoint is not known.endpoint:
-                    self._drop_connections(client)
-                if choice.endpoint is OLD and known.endpoint is NEW:
-                    self._event(client, "went_back")
+                self._follow(client, choice)
                 return
+            if choice.verdict is BEHIND:
+                behind.append(choice)
+        unconfirmed_for = self.now / 1e6  # at most: when a Sentinel named the primary is not part of the state
+        verdict = primary.settle(len(behind), len(sentinels), unconfirmed_for, demoted=False)
+        if verdict is GO_BACK:
+            self._follow(client, behind[0])
+        elif verdict is STAY:
+            self._know(client, ask_at_us=self.now + ASK_EVERY_US)
+
+    def _follow(self, client: int, choice: Choice) -> None:
+        assert self.fleet is not None
+        was = self.fleet.follows[client].endpoint
+        ask_at_us = self.now + ASK_EVERY_US
+        self._know(client, endpoint=choice.endpoint, epoch=choice.epoch, ask_at_us=ask_at_us)
+        if choice.endpoint is not was:
+            self._drop_connections(client)
+        if choice.endpoint is OLD and was is NEW:
+            self._event(client, "went_back")
 
     def _drop_connections(self, client: int) -> None:
         channel, server = self.model.channels[client], self.server

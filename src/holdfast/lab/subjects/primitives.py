@@ -65,7 +65,7 @@ _REPLACED: Final = (*(kind for kind in DAILY_KINDS if kind != "pause"), "failove
 _REPLICAS: Final = partial(fenced_config, replicas=1, lag=3, leaves_us=AT_ONCE)
 # Two clients, which come at any time, try once, and hold the lock for long.
 _LONG: Final = partial(fenced_config, clients=2, alike=False, late=True, patience=0.0, stay_us=3_500_000, leaves_us=())
-_SENTINELS: Final = partial(_LONG, sentinels=((0, 1), (1, 0)), looks=two_holders)
+_SENTINELS: Final = partial(_LONG, sentinels=((0, 1, 1), (1, 1, 0)), looks=two_holders)
 _CUT_OFF: Final = partial(_LONG, replicas=1, sentinels=((), (0,)))
 
 
