@@ -393,6 +393,20 @@ def test_a_database_that_cannot_be_is_refused(url: str, problem: str) -> None:
         resolve(url, aio=False)
 
 
+def test_after_a_silent_sentinel_the_next_recheck_asks_another_one(clock: list[float]) -> None:
+    """A silent Sentinel uses up the time of a recheck, so the others are not asked in it."""
+    sentinels = Sentinels("m", [Node(f"h{number}", object, {}) for number in range(3)])
+    asked = []
+    for _ in range(4):
+        search = sentinels._search(0.25)
+        node, patience = next(search)
+        asked.append(node.address)
+        clock[0] += patience
+        with pytest.raises(holdfast.Unavailable):
+            search.send(TimeoutError())
+    assert asked == ["h0", "h1", "h2", "h0"]
+
+
 def test_a_silent_sentinel_does_not_make_the_next_one_be_asked_later(monkeypatch: pytest.MonkeyPatch) -> None:
     """A silent Sentinel uses up a recheck. The others are asked a second after each other; then pauses grow."""
     now = 0.0

@@ -204,7 +204,8 @@ class Sentinels:
         nodes = list(self._nodes)
         until, each = monotonic() + timeout, max(_SHORTEST, timeout / len(nodes))
         for node in nodes:
-            self._nodes = sorted(self._nodes, key=lambda other: other is node)  # stable; one assignment is atomic
+            if monotonic() < until:  # else it is not asked, and comes before those that were
+                self._nodes = sorted(self._nodes, key=lambda other: other is node)  # stable; one assignment is atomic
             for _ in range(_TRIES):
                 left = min(each, until - monotonic())
                 answer: _Answer = (yield node, left) if left > 0 else TimeoutError()
