@@ -248,7 +248,8 @@ def test_a_timeout_that_passed_while_the_process_was_busy_is_not_the_servers_sil
     for _ in range(16):  # the thread that waits and the thread that reads wake up in any order
         asking = threading.Thread(target=lambda: replies.extend(shared.call_each([late(0.1)], 0.3)))
         asking.start()
-        time.sleep(0.05)  # it was sent
+        while asking.is_alive() and "b" not in connections_of(admin)[0]["flags"]:
+            time.sleep(0.005)  # until it was sent
         with one_thread_at_a_time():
             until = time.monotonic() + 0.6
             while time.monotonic() < until:
