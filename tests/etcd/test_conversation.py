@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
+import httpx
 import pytest
 
 from holdfast.engines.etcd.conversation import Members, converse
@@ -54,6 +56,10 @@ class Talk:
             self.asked = self._conversation.send((status, content))
         except StopIteration as done:
             self.asked, self.result = None, done.value
+
+    def refuse(self, error: Exception) -> None:
+        """The member cannot be reached."""
+        self.asked = self._conversation.throw(error)
 
 
 def test_the_time_of_an_answer_is_that_before_its_request() -> None:
@@ -133,3 +139,25 @@ def test_a_renewal_counts_only_if_the_key_is_there_with_our_token_and_lease(foun
     talk.answer(LeaseLife(7, 7))
     talk.answer(TxnResult(True, 9, (found(there),)))
     assert talk.result == reply
+
+
+def test_a_step_that_reaches_no_member_leaves_no_garbage() -> None:
+    """In an outage there are many of them."""
+    session = Session()
+
+    def fail() -> None:
+        talk = Talk(program_of(session, Step("acquire", ("k",), ("t", "30000", "0", "1", "0 channel", "")), 0.0))
+        with pytest.raises(StepFailed):
+            while True:
+                talk.refuse(httpx.ConnectError("nothing listens there"))
+
+    fail()
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(50):
+            fail()
+        assert gc.collect() < 50
+    finally:
+        gc.enable()
+    assert session.intents == {}

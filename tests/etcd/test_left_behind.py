@@ -15,7 +15,7 @@ from holdfast.protocol.effects import Step, StepFailed
 from holdfast.protocol.intents.programs import joint_program, program_of
 from holdfast.protocol.intents.refusals import known_refusal
 from holdfast.protocol.intents.requests import Answer, LeaseGone, NoSpace, NotExecuted, Txn, Unwatch, Watch
-from holdfast.protocol.intents.session import Session
+from holdfast.protocol.intents.session import MOST_TOMBSTONES, Session
 from holdfast.protocol.replies import DONE, GONE
 
 TTL: Final = "30000"
@@ -105,8 +105,9 @@ def lock(token: str, name: str = "k", *, ttl: str = TTL, waits: bool = True) -> 
     return Step("acquire", (name,), (token, ttl, "0", "1", "0 channel" if waits else "", ""))
 
 
-def permit(token: str, *, waits: bool) -> Step:
-    return Step("pool_acquire", ("k:hf1:holders",), (token, TTL, "0", "semaphore", "0 channel" if waits else "", "n1"))
+def permit(token: str, *, waits: bool, permits: int = 1) -> Step:
+    args = (token, TTL, "0", "semaphore", "0 channel" if waits else "", f"n{permits}")
+    return Step("pool_acquire", ("k:hf1:holders",), args)
 
 
 def renew(token: str, name: str = "k", ttl: str = TTL) -> Step:
@@ -129,6 +130,12 @@ def adopt(token: str) -> Step:
     return Step("adopt", ("k",), (token, TTL, "0", "giver"))
 
 
+def not_executed() -> NotExecuted:
+    failed = known_refusal("etcdserver: no leader", "etcd")
+    assert failed is not None
+    return NotExecuted(failed)
+
+
 @pytest.fixture
 def etcd() -> Etcd:
     return Etcd()
@@ -136,6 +143,10 @@ def etcd() -> Etcd:
 
 def keys_of(etcd: Etcd, token: str) -> list[str]:
     return [key for key, item in etcd.items.items() if token in key + item.value and ":gone:" not in key]
+
+
+def tombstones(etcd: Etcd) -> list[str]:
+    return [key for key in etcd.items if ":gone:" in key]
 
 
 def let_pass(etcd: Etcd, seconds: float, *others: tuple[Client, str, str]) -> None:
@@ -171,7 +182,7 @@ def test_a_try_that_is_refused_after_a_create_without_an_answer(etcd: Etcd, take
 
 
 @pytest.mark.parametrize("late_by", [0.0, 60.0, 600.0])
-def test_a_create_that_arrives_after_its_attempt_was_given_up_ends_soon(etcd: Etcd, late_by: float) -> None:
+def test_a_create_that_arrives_after_its_attempt_was_given_up_does_nothing(etcd: Etcd, late_by: float) -> None:
     """However late it is, and although its client goes on renewing another lock of the same ttl."""
     mine = Client(etcd)
     assert mine.do(lock("elsewhere", "other"))
@@ -182,10 +193,73 @@ def test_a_create_that_arrives_after_its_attempt_was_given_up_ends_soon(etcd: Et
     let_pass(etcd, late_by, (mine, "elsewhere", "other"))
     etcd.execute("etcd", late, "channel")
     assert keys_of(etcd, "mine") == []
+
+
+def test_tombstones_do_not_accumulate(etcd: Etcd) -> None:
+    mine = Client(etcd)
+    assert mine.do(lock("elsewhere", "other"))
+    for number in range(7 * MOST_TOMBSTONES):
+        attempt = mine.begin(lock(f"mine{number}"))
+        attempt.until_write()
+        attempt.lose()
+        mine.do(abandon(f"mine{number}"))
+        etcd.now_us += 100_000
+        if number % 50 == 0:
+            assert mine.do(renew("elsewhere", "other")) == DONE
     let_pass(etcd, 100.0, (mine, "elsewhere", "other"))
+    assert len(tombstones(etcd)) <= 2 * MOST_TOMBSTONES, "those of the lease that is in use, and of the hold's"
+    mine.do(release("elsewhere", "other"))
+    etcd.now_us += 100_000_000
+    assert etcd.items == {}
+
+
+def test_all_creates_of_an_attempt_name_one_lease(etcd: Etcd) -> None:
+    """Two threads are granted a lease each. The tombstone must be on the lease that the first, late create names."""
+    mine = Client(etcd)
+    first, second = (mine.begin(lock(token, token)) for token in ("elsewhere", "third"))
+    first.send()
+    second.send()
+    first.receive()
+    attempt = mine.begin(lock("mine"))
+    attempt.until_write()
+    late = attempt.lose()
+    first.finish()
+    second.receive()
+    second.finish()
+    again = mine.begin(lock("mine"))
+    again.until_write()
+    again.lose()
+    mine.do(abandon("mine"))
+    let_pass(etcd, 100.0, (mine, "elsewhere", "elsewhere"))
+    etcd.execute("etcd", late, "channel")
     assert keys_of(etcd, "mine") == []
-    assert [key for key in etcd.items if ":gone:" in key] == [], "nor does the tombstone stay"
-    assert keys_of(etcd, "elsewhere")
+
+
+def test_no_tombstone_for_an_attempt_whose_create_was_answered(etcd: Etcd) -> None:
+    mine = Client(etcd)
+    mine.do(lock("mine"))
+    mine.begin(renew("mine")).lose()
+    assert mine.do(abandon("mine")) == [DONE, 1]
+    assert tombstones(etcd) == []
+
+
+def test_a_place_that_a_late_write_has_changed_is_not_forgotten(etcd: Etcd) -> None:
+    """A holder that asked for more permits had the slot; meanwhile the late request has taken it."""
+    mine, other = Client(etcd), Client(etcd)
+    mine.do(lock("elsewhere", "other"))
+    first = mine.begin(permit("mine", waits=False))
+    first.until_write()
+    first.step()
+    first.until_write()
+    late = first.lose()
+    assert other.do(permit("theirs", waits=True, permits=2))[0] == 1
+    again = mine.begin(permit("mine", waits=False))
+    again.until_write()
+    other.do(Step("pool_release", ("k:hf1:holders",), ("theirs",)))
+    etcd.execute("etcd", late, "channel")
+    again.finish()
+    mine.do(Step("pool_abandon", ("k:hf1:holders",), ("mine", "60000")))
+    assert keys_of(etcd, "mine") == []
 
 
 def test_a_waiter_keeps_its_place_while_another_attempt_is_given_up(etcd: Etcd) -> None:
@@ -221,20 +295,6 @@ def test_two_threads_that_are_granted_a_lease_each_keep_their_places(etcd: Etcd)
         for token in ("one", "two"):
             assert mine.do(lock(token))[0] == 0
     assert {token: etcd.items[f"k:hf1:intent:lock:{token}"].created for token in ("one", "two")} == places
-
-
-def test_an_extended_hold_stays_as_long_as_it_was_extended(etcd: Etcd) -> None:
-    """Its lease is given up because of another attempt; the lease that takes its place is no shorter."""
-    mine = Client(etcd)
-    mine.do(lock("mine"))
-    assert mine.do(renew("mine", ttl=LONG)) == DONE
-    attempt = mine.begin(lock("lost", "other", ttl=LONG))
-    attempt.until_write()
-    attempt.lose()
-    mine.do(Step("abandon", ("other",), ("lost", "60000")))
-    assert mine.do(renew("mine")) == DONE
-    etcd.now_us += 295_000_000
-    assert keys_of(etcd, "mine")
 
 
 # A step that goes on although its caller was cancelled.
@@ -301,6 +361,40 @@ def test_a_waiter_that_left_creates_nothing_after_its_successor_has_released(etc
     assert keys_of(etcd, "mine") == []
 
 
+def test_a_waiter_that_left_does_not_make_the_release_of_its_successor_a_loss(etcd: Etcd) -> None:
+    mine = Client(etcd)
+    mine.do(lock("mine"))
+    stale = mine.begin(lock("mine"))
+    end = mine.begin(release("mine"))
+    end.step()
+    end.send()
+    stale.step()  # its request finds the key gone, and is answered first
+    end.receive()
+    assert end.reply == DONE
+
+
+@pytest.mark.parametrize("at_the_create", [False, True])
+def test_a_step_that_reached_no_member_does_not_forget_what_its_successor_does(etcd: Etcd, at_the_create: bool) -> None:
+    mine = Client(etcd)
+    mine.do(lock("elsewhere", "other"))
+    etcd.now_us += 20_000_000
+    stale, successor = mine.begin(lock("mine")), mine.begin(lock("mine"))
+    if at_the_create:
+        stale.until_write()
+        successor.until_write()
+    with pytest.raises(NotExecuted):
+        stale.throw(not_executed())
+    if at_the_create:
+        successor.send()
+        successor.lose()  # executed, and its answer is lost
+        mine.do(abandon("mine"))
+    else:
+        successor.finish()
+        assert mine.do(renew("mine")) == DONE
+        assert mine.do(release("mine")) == DONE
+    assert keys_of(etcd, "mine") == []
+
+
 # Two steps of one hold beside each other.
 
 
@@ -325,6 +419,40 @@ def test_an_extension_beside_the_end_of_its_hold_leaves_nothing(
     reply = end.finish()
     extension.finish()
     assert (reply if ending == "release" else reply[0]) == DONE, "it was held until then"
+    assert keys_of(etcd, "mine") == []
+
+
+@pytest.mark.parametrize("answers", ["in order", "the first one last"])
+def test_two_extensions_beside_each_other_both_count(etcd: Etcd, answers: str) -> None:
+    mine = Client(etcd)
+    mine.do(lock("mine"))
+    short, long = mine.begin(renew("mine", ttl="120000")), mine.begin(renew("mine", ttl=LONG))
+    long.until_write()
+    short.until_write()
+    short.send()
+    if answers == "in order":
+        short.receive()
+    long.step()  # it finds another revision, and sends again
+    long.send()
+    if answers != "in order":
+        long.receive()
+        assert long.finish() == DONE
+        short.receive()
+    assert short.finish() == DONE
+    assert mine.do(renew("mine", ttl=LONG)) == DONE
+
+
+def test_an_extension_that_reached_no_member_beside_one_without_an_answer(etcd: Etcd) -> None:
+    mine = Client(etcd)
+    mine.do(lock("mine"))
+    short, long = mine.begin(renew("mine", ttl="120000")), mine.begin(renew("mine", ttl=LONG))
+    short.until_write()
+    long.until_write()
+    with pytest.raises(NotExecuted):
+        short.throw(not_executed())
+    long.send()
+    long.lose()
+    assert mine.do(abandon("mine")) == [DONE, 1]
     assert keys_of(etcd, "mine") == []
 
 
@@ -356,17 +484,41 @@ def test_a_permit_that_cannot_be_released_keeps_no_other_lock(etcd: Etcd) -> Non
     assert keys_of(etcd, "permit") == []
 
 
+def test_a_permit_of_unknown_outcome_keeps_no_other_lock(etcd: Etcd) -> None:
+    mine = Client(etcd)
+    mine.do(lock("mine", "other"))
+    first = mine.begin(permit("permit", waits=True))
+    first.until_write()
+    first.step()
+    first.until_write()
+    first.send()
+    first.lose()
+    mine.full = True
+    steps = [Step("pool_abandon", ("k:hf1:holders",), ("permit", "60000")), Step("abandon", ("other",), ("mine", "0"))]
+    replies = Running(mine, joint_program(mine.session, steps, mine.now)).finish()
+    assert replies[1] == [DONE, 1]
+
+
+def test_a_hold_is_renewed_after_an_attempt_that_a_full_etcd_has_refused(etcd: Etcd) -> None:
+    mine = Client(etcd)
+    mine.do(lock("held", "other"))
+    mine.full = True
+    with pytest.raises(NoSpace):
+        mine.begin(lock("new")).finish()
+    mine.do(abandon("new"))
+    etcd.now_us += 10_000_000
+    assert mine.do(renew("held", "other")) == DONE
+
+
 # What a client remembers.
 
 
 def test_a_client_forgets_an_attempt_that_reached_no_member(etcd: Etcd) -> None:
     """Else a client that goes on trying during an outage would remember every try."""
     mine = Client(etcd)
-    refused = known_refusal("etcdserver: no leader", "etcd")
-    assert refused is not None
     for number in range(3):
         for step in (lock(f"t{number}"), permit(f"p{number}", waits=False), adopt(f"a{number}")):
             running = mine.begin(step)
             with pytest.raises(NotExecuted):
-                running.throw(NotExecuted(refused))
+                running.throw(not_executed())
     assert mine.session.intents == {}

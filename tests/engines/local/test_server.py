@@ -778,18 +778,17 @@ def test_server_that_never_listens_is_given_up(base: Path, place: str, monkeypat
     program.chmod(0o700)
     monkeypatch.setenv("HOLDFAST_SERVER", str(program))
     monkeypatch.setattr(local, "PATIENCE_S", 0.3)
-    ended = []
     with pytest.raises(Unavailable, match=r"does not listen after 0\.3 s: it logged nothing"):
         local.ensure(place)
-    with subprocess.Popen(["ps", "-axww", "-o", "pid=,ppid=,args="], stdout=subprocess.PIPE, text=True) as listing:
-        assert listing.stdout is not None
+
+    def silent() -> list[int]:
+        listing = subprocess.run(["ps", "-axww", "-o", "pid=,ppid=,args="], capture_output=True, text=True, check=True)
+        rows = [row.split() for row in listing.stdout.splitlines()]
         parents = {str(pid) for pid in wardens(place)}
-        for row in listing.stdout:
-            pid, parent, *args = row.split()
-            if parent in parents and args == ["sleep", "60"]:
-                kill(int(pid))
-                ended.append(pid)
-    assert len(ended) == 1
+        return [int(pid) for pid, parent, *args in rows if parent in parents and args == ["sleep", "60"]]
+
+    eventually(lambda: len(silent()) == 1)
+    kill(*silent())
     monkeypatch.delenv("HOLDFAST_SERVER")
     monkeypatch.setattr(local, "PATIENCE_S", 10.0)
     assert run_id(local.ensure(place))

@@ -174,8 +174,7 @@ def converse(program: Program, members: Members, timeout: float, now: Callable[[
     except StopIteration as done:
         return done.value
     except (NoSpace, NotExecuted) as told:
-        told.failed.sent = told.failed.sent or sent
-        raise told.failed.with_traceback(None) from told.failed.__cause__
+        last = told.failed
     except StepFailed as failed:
         failed.sent = failed.sent or sent
         raise failed.with_traceback(None) from failed.__cause__  # the frames below refer to it: break the cycle
@@ -184,7 +183,13 @@ def converse(program: Program, members: Members, timeout: float, now: Callable[[
             raise  # there was no answer yet, so it is a mistake of ours
         raise failures.unreadable(members.shown, error) from error
     finally:
+        value = None  # it may be what was thrown, whose traceback refers to this frame: break the cycle
         program.close()
+    try:
+        last.sent = last.sent or sent
+        raise last.with_traceback(None) from last.__cause__
+    finally:
+        del last
 
 
 def _exchange(request: Any, members: Members, patience: Patience) -> Any:

@@ -50,7 +50,7 @@ def change(intent: Intent, txn: Txn) -> Generator[Request, Answer, TxnResult]:
     try:
         done = yield from perform(txn)
     except (LeaseGone, NotExecuted):
-        intent.unsure = before
+        intent.unsure = before or intent.was_unsure  # another step of this token may have no answer
         raise
     intent.unsure = before and not done.succeeded  # what was sent before compares an earlier write
     if done.succeeded:
@@ -79,9 +79,9 @@ def bind(
 
     LeaseGone if etcd does not know that lease, or one that ``extra`` names.
     """
-    intent.bind(lease)
     try:
         while not intent.given_up and (giving or not intent.giving):
+            intent.bind(lease)
             value = write_value(
                 token,
                 names=intent.names,
@@ -96,7 +96,8 @@ def bind(
             )
             done = yield from change(intent, Txn(unchanged(intent), (*puts, *extra), tuple(map(Get, intent.keys))))
             if done.succeeded:
-                intent.bound = (lease,)
+                if intent.modified == done.revision:  # else another step of this token was later
+                    intent.bound = (lease,)
                 return True
             if not still_ours(token, intent, done.results):
                 break
@@ -104,13 +105,6 @@ def bind(
         intent.unbind(lease)
         raise
     return False
-
-
-def keep_place(token: str, intent: Intent, lease: EtcdLease) -> Generator[Request, Answer, None]:
-    """Let the keys of a waiter be bound to this lease, which its client renews. They may be gone afterwards."""
-    created = intent.created
-    if created and intent.bound != (lease,) and not (yield from bind(token, intent, lease)):
-        intent.lose_place(created)
 
 
 def perform_any(operations: tuple[Operation, ...]) -> Generator[Request, Answer, TxnResult]:
@@ -205,6 +199,8 @@ def leave(session: Session, token: str, intent: Intent) -> Generator[Request, An
     """Give up a place in the queue, which has no slot yet. Until that is answered, it can be abandoned."""
     yield from end_watch(token)
     created = intent.created
-    yield from perform(Txn((), removals(intent)))
+    done = yield from perform(Txn((), removals(intent)))
+    if intent.unsure and not all(each.succeeded for each in done.results):
+        return  # a late request of ours has written it, so it must be abandoned
     intent.lose_place(created)
     session.forget_refused(token)

@@ -66,9 +66,9 @@ from holdfast.protocol.intents.session import (
     Session,
     kept,
     lease_for,
+    lease_of_attempt,
     new_lease,
     seconds_for,
-    shared_lease,
 )
 from holdfast.protocol.replies import DONE, GONE, TAKEN
 
@@ -212,26 +212,20 @@ def _is_kept(session: Session, token: str, intent: Intent, ttl_ms: int, now: flo
 
     False: the lease or a key is gone.
     """
-    fits = all(ttl_ms <= lease.lasts * 1000 / LONGER and not lease.retired for lease in intent.bound)
-    if fits or intent.giving:
-        for lease in intent.bound:
-            if not (yield from kept(session, lease, ttl_ms / 1000, now)):
-                intent.unbind(lease)
-        return intent.bound != ()
-    # The lease that takes the place of another one is no shorter: the hold may have been extended.
-    seconds = max(seconds_for(ttl_ms), *(0, *(lease.seconds for lease in intent.bound)))
     for _ in range(_TRIES):
-        lease = yield from shared_lease(session, seconds, max(ttl_ms / 1000, _left(intent, now)), now)
+        if intent.giving or all(ttl_ms <= lease.lasts * 1000 / LONGER for lease in intent.bound):
+            for lease in intent.bound:
+                if not (yield from kept(session, lease, ttl_ms / 1000, now)):
+                    intent.unbind(lease)
+            return intent.bound != ()
+        lease = yield from lease_for(session, ttl_ms, now)
         try:
-            return (yield from bind(token, intent, lease))
+            is_bound = yield from bind(token, intent, lease)
+            if is_bound or not intent.giving:  # else it is being handed over, to a lease that lasts as long
+                return is_bound
         except LeaseGone:
-            session.retire(lease)
+            session.drop(lease)
     return False
-
-
-def _left(intent: Intent, now: float) -> float:
-    """How long the server keeps its keys, as far as we know."""
-    return max((lease.ends_at for lease in intent.bound), default=now) - now
 
 
 def _held(session: Session, token: str) -> Intent | None:
@@ -312,11 +306,12 @@ def _adopt(session: Session, step: Step, now: float) -> Program:
         if not all(theirs):
             session.intents.pop(token, None)
             return _why_not(step, [found.items for found in queues])
-        lease = yield from lease_for(session, ttl_ms, now)
+        lease = yield from lease_of_attempt(session, session.intent(token, ()), ttl_ms, now)
         try:
             reply = yield from _swap(session, token, [item for item in theirs if item], lease, tombstone)
         except LeaseGone:
-            session.retire(lease)
+            session.drop(lease)
+            session.intent(token, ()).lease = None
             continue
         if reply is not None:
             return reply

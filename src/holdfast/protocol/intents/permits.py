@@ -18,7 +18,7 @@ from collections.abc import Generator
 from typing import Any, Final
 
 from holdfast.protocol.effects import Step
-from holdfast.protocol.intents.changing import change, keep_place, leave, still_ours, unchanged
+from holdfast.protocol.intents.changing import change, leave, still_ours, unchanged
 from holdfast.protocol.intents.layout import name_of, queue_of, slot_key, slots_of, write_value
 from holdfast.protocol.intents.queue import ABANDONED, Ask, found_own, granted, refused, wrong_kind
 from holdfast.protocol.intents.requests import (
@@ -36,7 +36,7 @@ from holdfast.protocol.intents.requests import (
     begin_watch,
     perform,
 )
-from holdfast.protocol.intents.session import EtcdLease, Intent, Session, lease_for
+from holdfast.protocol.intents.session import EtcdLease, Intent, Session, lease_of_attempt
 from holdfast.untrusted import number
 
 _TRIES: Final = 3
@@ -61,13 +61,12 @@ def _acquire(session: Session, ask: Ask) -> Program:
             if found.total >= _permits(ask):
                 session.forget_refused(ask.token)
                 return wrong_kind(ask, name, found.items[0]) or refused(ask, found.items[0])
-        lease = yield from lease_for(session, ask.ttl_ms, ask.now)
-        intent.lease = lease
+        lease = yield from lease_of_attempt(session, intent, ask.ttl_ms, ask.now)
         try:
-            yield from keep_place(ask.token, intent, lease)
             reply = yield from _ask(session, ask, intent, lease)
         except LeaseGone:
-            session.retire(lease)
+            session.drop(lease)
+            intent.lease = None
             continue
         if reply is not None:
             return reply

@@ -12,10 +12,10 @@ from typing import Any, Final, TypeGuard
 from holdfast.errors import Unsupported
 from holdfast.protocol.effects import Command, Step, StepFailed
 from holdfast.protocol.intents import holding, inspecting, latches, looking
-from holdfast.protocol.intents.holding import Parts, alone, together
+from holdfast.protocol.intents.holding import Part, Parts, alone, together
 from holdfast.protocol.intents.permits import acquire_permit, semaphore_ask
 from holdfast.protocol.intents.queue import acquire, lock_ask, multi_ask, rwlock_ask
-from holdfast.protocol.intents.requests import Op, Program
+from holdfast.protocol.intents.requests import NoSpace, Op, Program
 from holdfast.protocol.intents.session import Session
 
 _PARTS: Final[dict[str, Callable[[Session, Step, float], Parts]]] = {
@@ -71,9 +71,18 @@ def can_join(steps: Sequence[Op]) -> TypeGuard[Sequence[Step]]:
     return all(isinstance(step, Step) and step.script in _PARTS for step in steps)
 
 
+def _part(session: Session, step: Step, now: float) -> Parts:
+    """The part of one of many steps. If etcd is full, that concerns no other step."""
+    try:
+        return (yield from _PARTS[step.script](session, step, now))
+    except NoSpace as full:
+        failed = full.failed
+        return Part((), lambda results: failed)
+
+
 def joint_program(session: Session, steps: Sequence[Step], now: float) -> Program:
     """The program of many steps that can share requests; it returns a reply for each."""
     parts = []
     for step in steps:
-        parts.append((yield from _PARTS[step.script](session, step, now)))
+        parts.append((yield from _part(session, step, now)))
     return (yield from together(parts))

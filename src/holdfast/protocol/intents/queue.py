@@ -30,7 +30,7 @@ from collections.abc import Generator
 from typing import Any, Final
 
 from holdfast.protocol.effects import Step
-from holdfast.protocol.intents.changing import change, keep_place, leave, still_ours, unchanged
+from holdfast.protocol.intents.changing import change, leave, still_ours, unchanged
 from holdfast.protocol.intents.layout import (
     Range,
     id_of,
@@ -66,7 +66,7 @@ from holdfast.protocol.intents.requests import (
     end_watch,
     perform,
 )
-from holdfast.protocol.intents.session import EtcdLease, Intent, Session, lease_for
+from holdfast.protocol.intents.session import EtcdLease, Intent, Session, lease_of_attempt
 
 READ: Final = "any"
 
@@ -122,10 +122,8 @@ def acquire(session: Session, ask: Ask) -> Program:
 def _acquire(session: Session, ask: Ask) -> Program:
     for _ in range(_TRIES):
         intent = session.intent(ask.token, ask.keys)
-        lease = yield from lease_for(session, ask.ttl_ms, ask.now)
-        intent.lease = lease
+        lease = yield from lease_of_attempt(session, intent, ask.ttl_ms, ask.now)
         try:
-            yield from keep_place(ask.token, intent, lease)
             if intent.created:
                 reply = yield from _confirm(session, ask, intent, lease)
             elif ask.waits:
@@ -133,7 +131,8 @@ def _acquire(session: Session, ask: Ask) -> Program:
             else:
                 reply = yield from _try(session, ask, intent, lease)
         except LeaseGone:
-            session.retire(lease)
+            session.drop(lease)
+            intent.lease = None
             continue
         if reply is not None:
             return reply

@@ -217,6 +217,7 @@ def run_until(stopped: Callable[[], bool], program: Program, reply: Any) -> Prog
     except StopIteration as done:
         return done.value
     finally:
+        value = None  # what was thrown has a traceback that refers to this frame: break the cycle
         program.close()
 
 

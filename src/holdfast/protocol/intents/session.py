@@ -5,10 +5,10 @@ local validity of every hold that relies on it. All holds and waiters of a clien
 etcd lease, because a lease per lock would cost a request per lock. So a key does not end by itself while its client
 renews other locks: a hold that is over is deleted by its client (``LeaseRegistry.keys_expire``).
 
-If a create without an answer was given up, its key may appear at any later time, and would then last as long as the
-lease that it shares. So that lease is *retired*: nothing new is bound to it, and each hold or waiter that is on it is
-bound to another one when it is next renewed or asks. The retired lease ends soon, and with it the tombstone of the
-attempt, and the key, if it has appeared all the same. After that, etcd refuses the create.
+If a create without an answer was given up, it may arrive at any later time, and its key would last as long as the lease
+that it shares. So all creates of an attempt name the same lease, and the tombstone of the attempt is bound to that one:
+it is there for as long as etcd would execute the create. After ``MOST_TOMBSTONES`` of them nothing new is bound to that
+lease, so it ends with the last hold that is on it, and so do the tombstones.
 
 An etcd lease lasts a quarter longer than the ttl, and two seconds at least (etcd makes one second into two). A hold
 begins on a lease that still lasts a whole ttl. Because of the extra quarter, most acquires need not renew it first.
@@ -43,6 +43,7 @@ from holdfast.protocol.intents.requests import (
 
 SHORTEST: Final = 2  # seconds: etcd grants no shorter lease
 LONGER: Final = 1.25  # an etcd lease lasts this many times the ttl
+MOST_TOMBSTONES: Final = 100  # on one lease
 NOTED: Final = 120  # seconds for which a client remembers at least what was counted or broken
 _EXACT: Final = 64  # seconds; longer leases are rounded up, so that similar ttls share one
 
@@ -50,14 +51,14 @@ _EXACT: Final = 64  # seconds; longer leases are rounded up, so that similar ttl
 class EtcdLease:
     """One lease of etcd. ``seconds`` is what was asked for, by which it is found again."""
 
-    __slots__ = ("id", "lasts", "renewed_at", "retired", "seconds")
+    __slots__ = ("id", "lasts", "renewed_at", "seconds", "tombstones")
 
     def __init__(self, number: int, seconds: int, lasts: float, renewed_at: float) -> None:
         self.id = number
         self.seconds = seconds
         self.lasts = lasts
         self.renewed_at = renewed_at  # by our clock, before the request
-        self.retired = False  # nothing new is bound to it
+        self.tombstones = 0  # that are bound to it
 
     @property
     def ends_at(self) -> float:
@@ -84,6 +85,7 @@ class Intent:
     slot = -1
     slot_keys: tuple[str, ...] = ()  # of the permit that it has, or of permits that it may have
     shared = False  # its writer has become a reader
+    programs = 0  # of acquire steps that run: several after a waiter was cancelled and another one has its place
     given_up = False  # its attempt was abandoned or its hold released, perhaps while a step of it was under way
     giving = False  # it is being handed over, or was: a renewal that began before binds its keys to no other lease
     granted_us = 0  # as ``created_us``; 0: it was granted when it was created, or not yet
@@ -99,9 +101,9 @@ class Intent:
     def lose_place(self, created: int) -> None:
         """Its keys of that creation are gone, or were never ours. The attempt goes on with the same intent.
 
-        Nothing is lost if it has other keys by now: another step with this token was quicker.
+        Nothing is lost if it has other keys by now, or was given up: another step with this token was quicker.
         """
-        if self.created != created:
+        if self.created != created or self.given_up:
             return
         self.created, self.modified, self.unsure = 0, 0, self.was_unsure
         self.slot, self.slot_keys, self.bound = -1, (), ()
@@ -153,16 +155,15 @@ class Session:
         self.handed_over.clear()
         self.renewed.clear()
 
-    def retire(self, lease: EtcdLease) -> None:
-        """Bind nothing new to this lease: etcd no longer knows it, or a late request may bind a key to it."""
-        lease.retired = True
+    def drop(self, lease: EtcdLease) -> None:
+        """Bind nothing new to this lease: etcd no longer knows it, or it has many tombstones."""
         if self.leases.get(lease.seconds) is lease:
             self.leases.pop(lease.seconds, None)
 
     def forget_refused(self, token: str) -> None:
         """Forget an attempt that was refused and has no keys; not if a create of it may still arrive."""
         intent = self.intents.get(token)
-        if intent is not None and not intent.created and not intent.unsure:
+        if intent is not None and not intent.created and not intent.unsure and intent.programs <= 1:
             self.intents.pop(token, None)
 
     def fence_of(self, held: Item) -> int:
@@ -186,26 +187,32 @@ class Session:
                 self.intents.pop(token, None)  # made after the abandon was done; until then the abandon needs the first
             return intent.given_up
 
-        return self._forgetting(token, run_until(stopped, program, reply))
+        return self._run(token, intent, run_until(stopped, program, reply))
 
-    def _forgetting(self, token: str, program: Program) -> Program:
+    def _run(self, token: str, intent: Intent, program: Program) -> Program:
         """Run the program of an attempt. If none of its requests was executed, its caller has nothing to abandon."""
+        intent.programs += 1
         try:
             return (yield from program)
         except NotExecuted:
             self.forget_refused(token)
             raise
+        finally:
+            intent.programs -= 1
 
     def bury(self, tombstone: str, intent: Intent) -> tuple[Put, ...]:
         """The operation that leaves a tombstone.
 
         It is bound to the lease to which the create would bind its keys: once that lease is gone, etcd refuses the
-        create anyway. If there is no lease yet, no create was sent.
+        create anyway. No operation if every create was answered, or names a lease that is gone.
         """
-        if intent.lease is None:
+        lease = intent.lease
+        if lease is None or not (intent.unsure or intent.was_unsure):
             return ()
-        self.retire(intent.lease)
-        return (Put(tombstone, "", intent.lease.id),)
+        lease.tombstones += 1
+        if lease.tombstones >= MOST_TOMBSTONES:
+            self.drop(lease)
+        return (Put(tombstone, "", lease.id),)
 
     def hand_over(self, token: str, until: float, now: float) -> None:
         """This hold goes to another process. Until its keys have ended, its intent is needed to abandon that.
@@ -234,24 +241,31 @@ class Session:
 
 def lease_for(session: Session, ttl_ms: int, now: float) -> Generator[Request, Answer, EtcdLease]:
     """A lease that lasts for this ttl from now on: the shared one, renewed if need be, or a new one."""
-    return (yield from shared_lease(session, seconds_for(ttl_ms), ttl_ms / 1000, now))
-
-
-def shared_lease(session: Session, seconds: int, ttl: float, now: float) -> Generator[Request, Answer, EtcdLease]:
-    """The shared lease of that many seconds, which lasts for this ttl from now on."""
-    lease = session.leases.get(seconds)
-    if lease is not None and (yield from kept(session, lease, ttl, now)) and not lease.retired:
+    lease = session.leases.get(seconds_for(ttl_ms))
+    if lease is not None and (yield from kept(session, lease, ttl_ms / 1000, now)):
         return lease
-    lease = yield from new_lease(seconds)
-    session.leases[seconds] = lease
+    lease = yield from new_lease(seconds_for(ttl_ms))
+    session.leases[lease.seconds] = lease
+    return lease
+
+
+def lease_of_attempt(
+    session: Session, intent: Intent, ttl_ms: int, now: float
+) -> Generator[Request, Answer, EtcdLease]:
+    """The lease that the attempt has named before, unless that is gone; it lasts for this ttl from now on."""
+    lease = intent.lease
+    if lease is None or not (yield from kept(session, lease, ttl_ms / 1000, now)):
+        lease = yield from lease_for(session, ttl_ms, now)
+    intent.lease = lease
     return lease
 
 
 def lease_of_notes(session: Session, now: float) -> Generator[Request, Answer, EtcdLease]:
     """The lease for what was counted or broken, and by which token: it lasts for two minutes, and is not renewed."""
-    if session.notes is None or not session.notes.covers(NOTED, now):
-        session.notes = yield from new_lease(2 * NOTED)
-    return session.notes
+    lease = session.notes
+    if lease is None or not lease.covers(NOTED, now):
+        lease = session.notes = yield from new_lease(2 * NOTED)
+    return lease
 
 
 def new_lease(seconds: int) -> Generator[Request, Answer, EtcdLease]:
@@ -266,7 +280,7 @@ def kept(session: Session, lease: EtcdLease, ttl: float, now: float) -> Generato
         return True
     asked_at, renewed = yield from keep_lease(lease.id)
     if renewed.seconds <= 0:
-        session.retire(lease)
+        session.drop(lease)
         return False
     lease.lasts = renewed.seconds
     lease.renewed_at = max(lease.renewed_at, asked_at)
