@@ -88,14 +88,14 @@ async def test_renewals_go_over_the_shared_connection_when_no_other_is_to_be_had
 async def test_a_lease_outlives_a_time_without_free_connections() -> None:
     with Server() as server, server.client() as admin, Proxy(server.port) as proxy:
         async with holdfast.aio.connect(proxy.url) as client:
-            lease = await client.lock("x", ttl=2.0).acquire()
+            lease = await client.lock("x", ttl=4.0).acquire()
             assert lease is not None
             admin.config_set("maxclients", 1)
-            for _ in range(8):  # each of which is silence for longer than renewals wait for the shared connection
+            for _ in range(10):  # each of which is silence for longer than renewals wait for the shared connection
                 server.pause()
                 await asyncio.sleep(0.3)
                 server.resume()
-                await asyncio.sleep(0.1)
+                await asyncio.sleep(0.2)
             assert lease.held
             await lease.release()
 
