@@ -818,6 +818,20 @@ def test_a_server_whose_directory_is_gone_ends_and_its_holders_are_told(base: Pa
             lease.release()
 
 
+@pytest.mark.parametrize("how", ["removed", "renamed"])
+def test_a_server_that_ends_leaves_the_socket_of_the_next_one_alone(base: Path, place: str, how: str) -> None:
+    with holdfast.connect(f"local://{place}") as client:
+        lease = client.lock("a", ttl=3).acquire()
+        before = server_pid(local.ensure(place))
+        eventually(lambda: wardens(place))
+        shutil.rmtree(place) if how == "removed" else os.rename(place, base / "elsewhere")
+        after = run_id(local.ensure(place))  # at once, while the first server still runs
+        eventually(lambda: before not in servers(place))
+        assert run_id(local.ensure(place)) == after
+        with pytest.raises(holdfast.LeaseLost):
+            lease.release()
+
+
 def test_a_server_whose_directory_was_removed_goes_away_too(place: str) -> None:
     path = local.ensure(place)
     pid = server_pid(path)

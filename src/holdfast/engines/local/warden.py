@@ -203,8 +203,8 @@ def leave(connection: Connection, seen: int) -> bool:
     False: the server stays."""
     try:
         lock = try_lock(LOCK)
-    except FileNotFoundError:  # the directory was removed, and with it the socket
-        return shut_down(connection, seen)
+    except FileNotFoundError:
+        return False  # the directory was removed: the next tick ends the server
     if lock is None:
         return False
     left = False
@@ -254,6 +254,15 @@ def attempt(connection: Connection, *parts: str) -> None:
         connection.ask(*parts)
     except Refused:
         pass
+
+
+def kill(server: int) -> None:
+    """End a server that no process can find any more. SHUTDOWN, and SIGTERM, would also remove what is at the path of
+    its socket by then: the socket of the next server."""
+    try:
+        os.kill(server, signal.SIGKILL)
+    except ProcessLookupError:
+        pass  # it has just ended
 
 
 def move(source: str, target: str) -> None:
@@ -326,7 +335,7 @@ def watch(connection: Connection, linger_s: float, place: Place) -> None:
     seen = -1
     while not connection.ends_within(tick_s):
         if not place.is_found():
-            attempt(connection, "SHUTDOWN", "NOSAVE")
+            kill(int(connection.info("server")["process_id"]))
         place.show_warden()
         place.refresh()
         others, total = visits(connection)
@@ -356,7 +365,7 @@ def main(directory: str, linger: str, server: str = "") -> None:
             connection.close()
     else:
         if server and not Place(directory).is_found():
-            os.kill(int(server), signal.SIGTERM)  # its directory was removed before this process could connect
+            kill(int(server))  # its directory was removed before this process could connect
     try:
         os.wait()
     except ChildProcessError:
