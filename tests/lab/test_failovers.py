@@ -76,7 +76,7 @@ def test_the_leader_lists_the_old_primary_with_the_new_epoch_until_the_failover_
     assert fleet._replace(phase=ENDED).seen_by(0) == Sighting(NEW, NEW, 1)
 
 
-ROWS: Final = ["sentinel", "sentinel:resumes", "replicas:cut", "replicas:beside"]
+ROWS: Final = ["sentinel", "sentinel:resumes", "sentinel:late", "replicas:cut", "replicas:beside"]
 
 MISTAKES: Final[dict[str, Mistake]] = {
     "client_that_goes_by_the_list_of_the_leader": (
@@ -86,6 +86,9 @@ MISTAKES: Final[dict[str, Mistake]] = {
     "client_that_goes_back_to_an_earlier_epoch": in_python(primary, "choose", "seen.epoch < known_epoch", "False"),
     "client_that_goes_back_with_sentinels_that_have_not_heard": in_python(
         primary, "settle", "unconfirmed_for >= GO_BACK_AFTER", "True"
+    ),
+    "client_that_uses_the_late_reply_of_a_primary_that_was_replaced": in_python(
+        primary, "is_late", "waited > RECHECK_AFTER", "False"
     ),
     "renewal_that_counts_before_replicas_have_it": (
         *in_python(keepalive, "_renew", "if needs_replicas(hold, asked_at)", "if False"),
@@ -101,6 +104,8 @@ CAUGHT: Final = [
     ("client_that_goes_back_to_an_earlier_epoch", "sentinel:resumes", "OnePrimary"),
     ("client_that_goes_back_with_sentinels_that_have_not_heard", "sentinel", "OnePrimary"),
     ("client_that_goes_back_with_sentinels_that_have_not_heard", "sentinel:resumes", "OnePrimary"),
+    ("client_that_uses_the_late_reply_of_a_primary_that_was_replaced", "sentinel:late", "OnePrimary"),
+    ("client_that_uses_the_late_reply_of_a_primary_that_was_replaced", "sentinel:late", "OneHolder"),
     ("renewal_that_counts_before_replicas_have_it", "replicas:cut", "MutualExclusion"),
 ]
 

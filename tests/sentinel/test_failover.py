@@ -193,3 +193,31 @@ def test_a_failover_that_loses_the_lock_is_reported_and_fenced(connect: Any, fle
     with pytest.raises(holdfast.LeaseLost):
         lease.release()
     second.release()
+
+
+@pytest.mark.parametrize("connected", [False, True], ids=["new connection", "connection in use"])
+def test_what_a_primary_grants_that_was_replaced_while_it_was_paused_is_no_hold(
+    connect: Any, fleet: SentinelFleet, connected: bool
+) -> None:
+    """When it resumes, it executes what was sent to it, and takes itself for a primary until it is demoted."""
+    late, quick = connect(fleet.url, timeout=60.0), connect(fleet.url)  # the first waits for an answer for 20 s
+    with late.lock("y"):
+        pass
+    if not connected:
+        with fleet.client() as admin:
+            admin.client_kill_filter(_type="normal")
+    old = fleet.primary
+    with ThreadPoolExecutor() as pool:
+        old.pause()
+        waiting = pool.submit(late.lock("x", ttl=60.0).acquire, timeout=100.0)
+        fleet.wait_for_failover(old)
+        lease = quick.lock("x", ttl=TTL).acquire(timeout=5.0)  # None if the other one noticed in time, and was first
+        old.resume()
+        time.sleep(2.0)
+        assert waiting.done() is (lease is None), "one of them holds"
+        if lease is not None:
+            assert lease.held
+            lease.release()
+        second = waiting.result(60.0)
+        assert lease is None or second.fence > lease.fence
+        second.release()

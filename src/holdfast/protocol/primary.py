@@ -29,6 +29,10 @@ answers are the same. Sentinels that have not heard demote the new primary withi
 every 10 s, and wait 8 s for news before they act.
 
 Why not go back when the new primary does not answer? One fault may silence it and the Sentinel that knows it.
+
+Late replies. A primary that was paused executes, when it resumes, what was sent to it before, and takes itself for a
+primary until a Sentinel demotes it. So a client asks a Sentinel not only before a step, if it has not asked for
+``RECHECK_AFTER``, but also before it uses a reply that took longer than that (``is_late``).
 """
 
 from __future__ import annotations
@@ -47,6 +51,7 @@ GO_BACK: Final = "go back"
 STAY: Final = "stay"
 UNKNOWN: Final = "unknown"  # too few Sentinels have answered
 GO_BACK_AFTER: Final = 30.0  # seconds
+RECHECK_AFTER: Final = 1.0  # seconds
 
 
 class Sighting(NamedTuple):
@@ -89,3 +94,8 @@ def settle(behind: int, sentinels: int, unconfirmed_for: float, *, demoted: bool
     if 2 * behind <= sentinels:
         return UNKNOWN
     return GO_BACK if demoted or unconfirmed_for >= GO_BACK_AFTER else STAY
+
+
+def is_late(waited: float) -> bool:
+    """Whether a reply comes so late that its server may have been replaced before it was executed."""
+    return waited > RECHECK_AFTER

@@ -37,18 +37,19 @@ from holdfast.protocol.primary import (
     DOWN,
     FOLLOW,
     GO_BACK,
+    RECHECK_AFTER,
     STAY,
     Choice,
     Endpoint,
     Sighting,
     choose,
+    is_late,
     settle,
 )
 
 _TRIES: Final = 3  # times that a Sentinel is asked whose two answers do not agree
 _PROMOTED: Final = ("reconf_slaves", "update_config")  # phases of a failover, in SENTINEL MASTERS
 _SHORTEST: Final = 0.25  # seconds: each Sentinel gets at least this long to answer, if that much time is left
-_RECHECK_AFTER: Final = 1.0  # seconds
 _RECHECK_TIMEOUT: Final = 0.25  # seconds; a step waits no longer than this for the answer
 _LONGEST_PAUSE: Final = 8.0  # seconds between two rechecks that got no answer
 _ADVICE: Final = "See SENTINEL MASTERS there; a failover may be under way"
@@ -131,7 +132,7 @@ class Sentinels:
         self._nodes = list(nodes)  # the Sentinel that named the primary is first, one that is being asked is last
         self._forced_host = forced_host
         self._recheck_at = 0.0
-        self._pause = _RECHECK_AFTER
+        self._pause = RECHECK_AFTER
         self._unanswered = 0  # rechecks since a Sentinel has answered
         self._confirmed_at = 0.0  # when a Sentinel has last named the primary that is followed
         self._demoted = False  # since then, that server has said that it is a replica
@@ -140,6 +141,10 @@ class Sentinels:
     def is_primary(self, connection: Any) -> bool:
         """Whether this connection of redis-py leads to the primary that was found last."""
         return self.primary.endpoint in (None, (connection.host, connection.port))
+
+    def has_to_ask(self, asked_at: float) -> bool:
+        """Whether to ask a Sentinel before a reply is used whose request was sent then."""
+        return is_late(monotonic() - max(asked_at, self._confirmed_at))
 
     def is_recheck_due(self) -> bool:
         """Whether a Sentinel should be asked before the next step. True for one caller at a time."""
@@ -234,8 +239,8 @@ class Sentinels:
 
     def _note_answer(self) -> Endpoint:
         """The primary that is followed now. The next recheck is due in a second."""
-        self._pause, self._unanswered = _RECHECK_AFTER, 0
-        self._recheck_at = monotonic() + _RECHECK_AFTER
+        self._pause, self._unanswered = RECHECK_AFTER, 0
+        self._recheck_at = monotonic() + RECHECK_AFTER
         assert self.primary.endpoint is not None
         return self.primary.endpoint
 
@@ -280,16 +285,22 @@ class Sentinels:
         """Raise Unavailable unless the server at the other end is a primary."""
         connection.send_command("ROLE")
         try:
-            self._check_role(connection, connection.read_response())
+            role = connection.read_response()
         except redis.exceptions.ResponseError:
-            pass  # this user may not use ROLE; a READONLY reply will show that it is a replica
+            return  # this user may not use ROLE; a READONLY reply will show that it is a replica
+        if self.has_to_ask(self._confirmed_at):
+            self.recheck()
+        self._check_role(connection, role)
 
     async def check_async(self, connection: Any) -> None:
         await connection.send_command("ROLE")
         try:
-            self._check_role(connection, await connection.read_response())
+            role = await connection.read_response()
         except redis.exceptions.ResponseError:
-            pass  # as above
+            return  # as above
+        if self.has_to_ask(self._confirmed_at):
+            await self.recheck_async()
+        self._check_role(connection, role)
 
     def _check_role(self, connection: Any, role: Any) -> None:
         demoted = not role or role[0] not in (b"master", "master")

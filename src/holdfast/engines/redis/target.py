@@ -26,6 +26,7 @@ from holdfast.engines.redis.sentinel import Node, Sentinels
 from holdfast.engines.redis.settings import check_settings, cleaned, keep_alive, read_url
 from holdfast.errors import InvalidConfig, LocalOnlyWarning, Unavailable
 from holdfast.lua import SCRIPTS, SHARDED, Script
+from holdfast.protocol.primary import RECHECK_AFTER, Endpoint
 from holdfast.url import Location, locate
 
 _FILES: Final = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
@@ -89,10 +90,31 @@ class Target(NamedTuple):
         if self.sentinels is not None:
             self.sentinels.primary.on_move.append(drop_others)
 
-    def refuse_old_primary(self, connection: Any) -> None:
-        """Raise ConnectionResetError if another server is the primary now: replies of the old one must be ignored."""
-        if self.sentinels is not None and not self.sentinels.is_primary(connection):
-            raise ConnectionResetError("another server has become the primary")
+    def refuse_old_primary(self, connection: Any, asked_at: float = float("inf")) -> None:
+        """Raise ConnectionResetError if another server is the primary now: replies of the old one must be ignored.
+
+        ``asked_at``: when the request was sent. If the reply is late, a Sentinel is asked first.
+        """
+        if self.sentinels is not None:
+            if self.sentinels.has_to_ask(asked_at):
+                self.sentinels.recheck()
+            if not self.sentinels.is_primary(connection):
+                raise ConnectionResetError("another server has become the primary")
+
+    @property
+    def late_after(self) -> float:
+        """Seconds after which a reply is late: see ``protocol.primary``. Without Sentinels, none is."""
+        return float("inf") if self.sentinels is None else RECHECK_AFTER
+
+    def primary(self) -> Endpoint | None:
+        """The primary that was found last, behind Sentinels."""
+        return None if self.sentinels is None else self.sentinels.primary.endpoint
+
+    def has_moved(self, primary: Endpoint | None, asked_at: float) -> bool:
+        """Whether another server has become the primary since a request was sent to that one."""
+        if self.sentinels is not None and self.sentinels.has_to_ask(asked_at):
+            self.sentinels.recheck()
+        return primary not in (None, self.primary())
 
     def prepared(self, timeout: float) -> tuple[dict[str, Any], float]:
         """The settings that ``prepare`` returns, and the time that is left to connect."""

@@ -4,7 +4,7 @@ The first Sentinel leads the failover. The second one stands for all others: a c
 It hears of the failover at any time after the promotion, and the leader may stop before that. One replica is promoted,
 one follows it later, and one hangs, so the leader lists the old primary until it gives up waiting. Meanwhile the old
 primary goes on serving its clients; with ``Config.hangs`` it hangs, clients come after the promotion, and it resumes at
-any time after that. At last it is demoted.
+any time after that. With ``Config.stuck`` it then executes a request that was sent to it before. At last it is demoted.
 
     elect -> promote -> follow -> end -> demote        and after the promotion, at any time: hear, stop, resume
 
@@ -39,6 +39,7 @@ ASK_EVERY_US: Final = 1_000_000
 # What the old primary granted in that second is told of its loss at its next renewal, a third of a ttl later.
 TOLD_WITHIN_US: Final = 2_100_000
 LONG_AGO_US: Final = 1
+HUNG_FOR: Final = 5.0  # seconds: at least this long, since it was replaced
 _STEPS: Final = {"elect": ELECTED, "promote": PROMOTED, "follow": FOLLOWED, "end": ENDED, "demote": DEMOTED}
 
 
@@ -47,7 +48,7 @@ class Followed(NamedTuple):
 
     endpoint: Endpoint = OLD
     epoch: int = -1
-    ask_at_us: int = 0
+    ask_at_us: int = 0  # NEVER: its next request was sent before
 
 
 class Fleet(NamedTuple):
@@ -74,7 +75,10 @@ class Fleet(NamedTuple):
 
 
 def new_fleet(config: Config) -> Fleet | None:
-    return Fleet((Followed(),) * config.clients, hung=config.hangs) if config.sentinels else None
+    if not config.sentinels:
+        return None
+    last = Followed(epoch=0, ask_at_us=NEVER) if config.stuck else Followed()
+    return Fleet(((Followed(),) * (config.clients - 1) + (last,)), hung=config.hangs)
 
 
 def is_out(fleet: Fleet | None) -> bool:
@@ -150,12 +154,11 @@ class Failover(Move):
         self._ask_sentinels(client)
         fleet = self.fleet
         at_old = fleet.follows[client].endpoint is OLD
+        was_stuck = fleet.follows[client].ask_at_us == NEVER
         if at_old and (fleet.hung or fleet.phase == DEMOTED):
             self._know(client, ask_at_us=0)  # its next connection asks
             return (BROKEN_LINK,) * max(1, len(request.ops))
         replaced = at_old and fleet.phase >= PROMOTED
-        if replaced and fleet.heard_us and self.now > fleet.heard_us + ASK_EVERY_US and self.config.sentinels[client]:
-            self._event(client, "old_primary")
         here = OLD if at_old else NEW
         elsewhere = frozenset(pair for pair in self.tracked if fleet.follows[pair[1]].endpoint is not here)
         self.tracked -= elsewhere
@@ -166,6 +169,14 @@ class Failover(Move):
         if replaced:
             self.store, self.old, self.owner = self.old, self.store, owner
         self.tracked |= elsewhere
+        if was_stuck:
+            self._know(client, ask_at_us=0)
+            if primary.is_late(HUNG_FOR):
+                self._ask_sentinels(client)
+            if self.fleet.follows[client].endpoint is NEW:
+                return (BROKEN_LINK,) * max(1, len(request.ops))
+        if replaced and fleet.heard_us and self.now > fleet.heard_us + ASK_EVERY_US and self.config.sentinels[client]:
+            self._event(client, "old_primary")
         return replies
 
     def _do(self, client: int, number: int, *, answer: str = "") -> None:

@@ -66,6 +66,7 @@ class Config(NamedTuple):
     sentinels: tuple[tuple[int, ...], ...] = ()  # for each client those that it asks, in this order: see failover.py
     beside: bool = False  # a replica follows the old primary for a while
     hangs: bool = False  # the old primary hangs, and clients come after it was replaced
+    stuck: bool = False  # the first request of the last client was sent to the old primary before it hung
     promotes: str = ""  # if grants are confirmed, which replica takes over: a "confirmed" one has all of them, or "any"
     patience: float | None = 4.5  # how long a client waits for the lock; None forever
     idle_us: int = 200_000  # how long a lock may stay free while a client waits for it

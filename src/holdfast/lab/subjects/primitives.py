@@ -112,6 +112,9 @@ PRIMITIVES: Final[dict[str, Primitive]] = {
     ),
     "sentinel": Primitive(_SENTINELS, ("OnePrimary", "OneHolder"), ("crash", "pause")),
     "sentinel:resumes": Primitive(partial(_SENTINELS, hangs=True), ("OnePrimary", "OneHolder"), ("crash", "pause")),
+    "sentinel:late": Primitive(
+        partial(_SENTINELS, hangs=True, stuck=True), ("OnePrimary", "OneHolder"), ("crash", "pause")
+    ),
     "latch": Primitive(latch_config, _LATCH, (*DAILY_KINDS, "duplicate")),
     "latch:barrier": Primitive(partial(latch_config, "BBB", 3), _LATCH, (*DAILY_KINDS, "duplicate")),
     "rlock": Primitive(rlock_config, (*_LOCK, "LevelCount")),

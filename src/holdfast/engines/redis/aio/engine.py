@@ -290,6 +290,25 @@ class Engine:
             self._rechecking = None
             self.drain()
 
+    def use_late(self, answer: Any, reply: Reply, asked_at: float, connection: PipelinedConnection) -> None:
+        """Use a late answer once a Sentinel was asked, and only if its server is still the primary."""
+
+        def use(_: object) -> None:
+            if reply.done():
+                return
+            if connection.is_moved():
+                reply.set_exception(lost_connection(self.address, None))
+            else:
+                reply.set_result(answer)
+
+        sentinels = self.target.sentinels
+        if sentinels is not None and sentinels.has_to_ask(asked_at):
+            self._recheck(sentinels)
+        if self._rechecking is None:
+            use(None)
+        else:
+            self._rechecking.add_done_callback(use)
+
     def _drop_moved(self) -> None:
         """Drop connections to an old primary."""
         for connection in self.connections():

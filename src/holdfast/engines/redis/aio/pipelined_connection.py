@@ -93,6 +93,7 @@ class PipelinedConnection(asyncio.Protocol):
         self._full = False  # whether the transport's buffer is full
         self.lost = False
         self.subscribed = False
+        self._late_after = engine.target.late_after
         self.hello: Reply | None = None  # the reply to HELLO, once it was sent
         self.may_speak_resp3 = self.may_track = push is PUSH  # until the server refuses
         self.tracking = False
@@ -149,7 +150,10 @@ class PipelinedConnection(asyncio.Protocol):
                     request = in_flight.popleft()
                     reply = request[1]
                     if not reply.done():
-                        reply.set_result(answer)
+                        if self.waiting_since - request[4] > self._late_after:
+                            engine.use_late(answer, reply, request[4], self)
+                        else:
+                            reply.set_result(answer)
                     if not engine.served:
                         engine.served = request[0] is None or may_write(request[0])
                 answer = gets()
@@ -245,13 +249,15 @@ class PipelinedConnection(asyncio.Protocol):
         self.lost, self.open, self._error = True, False, error
         self._transport.abort()
 
+    def is_moved(self) -> bool:
+        """Whether another server has become the primary."""
+        sentinels = self.engine.target.sentinels
+        return sentinels is not None and not sentinels.is_primary(self._connection)
+
     def abort_if_moved(self) -> None:
         """Drop the connection if another server has become the primary."""
-        try:
-            self.engine.target.refuse_old_primary(self._connection)
-        except ConnectionResetError as error:
-            if not self.lost:
-                self.abort(error)
+        if not self.lost and self.is_moved():
+            self.abort(ConnectionResetError("another server has become the primary"))
 
     def disinherit(self) -> None:
         """In a forked child: close our copy of the socket. Closing the transport would remove the parent's socket from

@@ -67,7 +67,7 @@ class Engine:
             if is_noscript(reply):
                 reply = connection.ask(pack(op, self._scripts, with_source=True), deadline)
             if self._has_sentinels:
-                self._target.refuse_old_primary(connection.connection)
+                self._target.refuse_old_primary(connection.connection, deadline - timeout)
         except BaseException as error:
             raise self._broken(connection, error, timeout)  # noqa: B904 (it has its cause)
         self._ever_answered = True
@@ -97,6 +97,7 @@ class Engine:
         """The reply to each step, or its StepFailed."""
         if not ops:
             return []
+        asked_at = time.monotonic()
         try:
             connection = self._take(timeout)
             try:
@@ -107,7 +108,7 @@ class Engine:
                     again = connection.ask_all(sources, timeout)
                     for place, reply in zip(unknown, again, strict=True):
                         replies[place] = reply
-                self._target.refuse_old_primary(connection.connection)
+                self._target.refuse_old_primary(connection.connection, asked_at)
             except BaseException as error:
                 raise self._broken(connection, error, timeout)  # noqa: B904 (it has its cause)
         except StepFailed as failed:
@@ -131,8 +132,9 @@ class Engine:
                 raise ConnectionResetError("the server closed the connection, or sent more than it was asked for")
             # Scripts go with their source: after NOSCRIPT, a script sent again would run after the other commands.
             packed = [pack(command, self._scripts, with_source=True) for command in commands]
+            asked_at = time.monotonic()
             replies = connection.ask_all(packed, timeout)
-            self._target.refuse_old_primary(connection.connection)
+            self._target.refuse_old_primary(connection.connection, asked_at)
         except BaseException as error:
             raise self._broken(connection, error, timeout)  # noqa: B904 (it has its cause)
         self._ever_answered = True

@@ -45,6 +45,7 @@ class Request:
         "data",
         "left",
         "ops",
+        "primary",
         "refused",
         "replies",
         "resent",
@@ -61,6 +62,7 @@ class Request:
         self.subscribes = subscribes
         self.replies: list[Any] = [PENDING] * len(ops)
         self.until = time.monotonic() + timeout
+        self.primary: Any = None  # that was known when it was queued, behind Sentinels
         self.sent_at = 0.0
         self.resent: set[int] = set()  # steps that were sent again with the source of their script
         self.left = False  # the caller no longer waits

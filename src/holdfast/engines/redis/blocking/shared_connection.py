@@ -31,7 +31,7 @@ from holdfast.engines.redis.blocking.engine import Engine
 from holdfast.engines.redis.blocking.opener import Capabilities
 from holdfast.engines.redis.blocking.pipelined_connection import PENDING, PipelinedConnection, Request
 from holdfast.engines.redis.channels import Channels, SoleChannel
-from holdfast.engines.redis.failures import refusal, silence
+from holdfast.engines.redis.failures import lost_connection, refusal, silence
 from holdfast.engines.redis.protocol import Op
 from holdfast.engines.redis.target import Target
 from holdfast.protocol.effects import StepFailed
@@ -125,6 +125,7 @@ class SharedConnection:
         return self._submit(Request(ops, timeout, self._scripts))
 
     def _submit(self, request: Request) -> Request:
+        request.primary = self._target.primary()
         try:
             self._thread.submit(request)
         except StepFailed as failed:
@@ -142,6 +143,8 @@ class SharedConnection:
             request.left = True
             unsent = request.claim()
         replies = list(request.replies)
+        if self._target.has_moved(request.primary, request.until - timeout):
+            return [lost_connection(self._target.where, None) for _ in replies]
         if not unsent and any(reply is PENDING for reply in replies):
             self._thread.note_abandoned()
         return [
