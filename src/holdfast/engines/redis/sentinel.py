@@ -287,7 +287,7 @@ class Sentinels:
         try:
             role = connection.read_response()
         except redis.exceptions.ResponseError:
-            return  # this user may not use ROLE; a READONLY reply will show that it is a replica
+            role = None  # this user may not use ROLE; a READONLY reply will show that it is a replica
         if self.has_to_ask(self._confirmed_at):
             self.recheck()
         self._check_role(connection, role)
@@ -297,14 +297,14 @@ class Sentinels:
         try:
             role = await connection.read_response()
         except redis.exceptions.ResponseError:
-            return  # as above
+            role = None  # as above
         if self.has_to_ask(self._confirmed_at):
             await self.recheck_async()
         self._check_role(connection, role)
 
     def _check_role(self, connection: Any, role: Any) -> None:
-        demoted = not role or role[0] not in (b"master", "master")
-        if self.is_primary(connection):
+        demoted = role is not None and (not role or role[0] not in (b"master", "master"))
+        if role is not None and self.is_primary(connection):
             self._demoted = demoted
         if demoted:
             problem = f"it is a replica, though a Sentinel names it as the primary of {self.service!r}"

@@ -143,7 +143,8 @@ class SharedConnection:
             request.left = True
             unsent = request.claim()
         replies = list(request.replies)
-        if self._target.has_moved(request.primary, request.until - timeout):
+        answered = any(reply is not PENDING for reply in replies)
+        if answered and self._target.has_moved(request.primary, request.until - timeout):
             return [lost_connection(self._target.where, None) for _ in replies]
         if not unsent and any(reply is PENDING for reply in replies):
             self._thread.note_abandoned()
