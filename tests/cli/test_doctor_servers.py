@@ -18,9 +18,16 @@ from tests.fleets import SentinelFleet
 from tests.servers import Server
 
 
+@pytest.fixture(autouse=True)
+def _tolerate_lag(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine a replica may be 2 s behind, which is a warning of its own."""
+    monkeypatch.setattr("holdfast.cli.doctor.checks.LARGEST_LAG", 60)
+
+
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[ClusterFleet]:
-    with ClusterFleet(primaries=3, replicas=1) as fleet:
+    # No failover is wanted here, also not after a moment without CPU.
+    with ClusterFleet(primaries=3, replicas=1, node_timeout_ms=10_000) as fleet:
         eventually(lambda: all(map(names_replicas, map(fleet.admin, fleet.primaries))), "each node knows all replicas")
         yield fleet
 
@@ -111,7 +118,7 @@ def test_a_replica_that_could_take_over_is_asked_too(
 
 
 def test_a_replica_behind_sentinels_is_asked_too(capsys: pytest.CaptureFixture[str]) -> None:
-    with SentinelFleet(replicas=1) as fleet:
+    with SentinelFleet(replicas=1, patience_ms=30_000) as fleet:
         rules = rules_of_operator("", Use(cluster=False, confirms=False))
         for server in fleet.servers:
             with server.client() as admin:

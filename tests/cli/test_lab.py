@@ -22,7 +22,7 @@ from tests.servers import Server, free_port
 
 Run = Callable[..., tuple[int, str, str]]
 CRASHED = ("show", "setnx", "NoOrphan", "--fault", "crash", "--clients", "2")
-QUICK = ("--recipe", "setnx", "--fault", "crash", "--clients", "2", "--budget", "500ms")
+QUICK = ("--recipe", "setnx", "--fault", "crash", "--clients", "2", "--budget", "2s")
 
 
 @pytest.fixture

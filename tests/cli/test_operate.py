@@ -54,14 +54,12 @@ def client(server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[holdfast
 def stuck(client: holdfast.Client, name: str = "job") -> Iterator[holdfast.Lease]:
     """A lock with a holder and a waiter."""
     lease = client.lock(name, label="nightly").acquire()
-    over = threading.Event()
 
     def wait() -> None:
         with holdfast.connect(os.environ["HOLDFAST_URL"]) as other:
-            while not over.is_set():
-                if (mine := other.lock(name, label="deploy").acquire(timeout=0.5)) is not None:
-                    mine.release()
-                    return
+            # One long wait: between two short ones no waiter would be listed.
+            if (mine := other.lock(name, label="deploy").acquire(timeout=3 * PATIENCE_S)) is not None:
+                mine.release()
 
     waiter = threading.Thread(target=wait)
     waiter.start()
@@ -69,7 +67,6 @@ def stuck(client: holdfast.Client, name: str = "job") -> Iterator[holdfast.Lease
         eventually(lambda: (info := client.inspect(name)) is not None and info.waiters)
         yield lease
     finally:
-        over.set()
         with contextlib.suppress(holdfast.HoldfastError):
             lease.release()
         waiter.join(PATIENCE_S)
@@ -152,8 +149,9 @@ def test_who_explains_one_lock(client: holdfast.Client, capsys: pytest.CaptureFi
 
 
 def test_break_frees_the_lock_and_the_history_says_so(
-    client: holdfast.Client, capsys: pytest.CaptureFixture[str]
+    client: holdfast.Client, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("holdfast.protocol.mutex.NOTICE_WAIT", 10.0)  # a busy server may take longer to tell the reason
     with stuck(client) as lease:
         code, out, err = call(capsys, "break", "job", "--reason", "the job hangs", "--yes")
         assert (code, out) == (0, "")
@@ -408,8 +406,8 @@ def test_top_sorts_filters_opens_and_quits(server: Server, client: holdfast.Clie
 
 def test_progress_is_shown_on_a_terminal_also_if_no_lock_is_found(own_server: Server) -> None:
     own_server.client().set("other", "x")
+    own_server.pause()  # as slow as a server with very many keys
     with Terminal("ls", url=own_server.url) as terminal:
-        own_server.pause()  # as slow as a server with very many keys
         try:
             terminal.expect("looked at")
         finally:

@@ -163,7 +163,7 @@ def test_every_exit_code_is_the_documented_one(server: Server, streams: str, ful
     cases: dict[str, tuple[int, tuple[str, ...]]] = {
         "ordinary": (7, (*at, "job", "--", "sh", "-c", f"touch {tmp_path}/ran; exit 7")),
         "busy": (75, (*at, "--wait", "0", "busy", "--", "true")),
-        "waited in vain": (75, (*at, "--wait", "300ms", "busy", "--", "true")),
+        "waited in vain": (75, (*at, "--wait", "2", "busy", "--", "true")),
         "server down": (69, (*away, "job", "--", "true")),
         "lost": (76, (*at, "--ttl", "3", "lost", "--", sys.executable, "-c", taking)),
         "held too long": (76, (*at, "--max-hold", "300ms", "long", "--", "sleep", "60")),

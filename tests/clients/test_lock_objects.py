@@ -142,7 +142,7 @@ def test_object_is_not_reentrant(face: Any) -> None:
     lock = face.lock("x")
     lease = lock.acquire(timeout=5)
     assert lock.acquire(blocking=False) is None
-    with took(less_than=2.5, at_least=0.25):
+    with took(less_than=5.0, at_least=0.25):
         assert lock.acquire(timeout=0.3) is None
     lease.release()
 
@@ -169,8 +169,8 @@ def test_locked_is_asked_of_the_server(face: Any, admin: redis.Redis) -> None:
 
 def test_with_that_cannot_get_in_says_how_long_it_waited(face: Any, admin: redis.Redis) -> None:
     admin.set("x", "another's", px=60_000)
-    with took(less_than=5.0), pytest.raises(holdfast.AcquireTimeout, match="within 0.3 s") as caught:
-        with face.lock("x", wait=0.3):
+    with took(less_than=5.0), pytest.raises(holdfast.AcquireTimeout, match="within 1 s") as caught:
+        with face.lock("x", wait=1.0):
             pass
     assert isinstance(caught.value, TimeoutError)
     with took(less_than=5.0), pytest.raises(holdfast.AcquireTimeout, match="first try"):
@@ -277,13 +277,13 @@ def test_a_lock_object_of_a_closed_client_does_not_wait_for_its_own_lease(connec
 
 
 def test_who_nests_a_lock_in_itself_is_told_so(face: Any) -> None:
-    lock = face.lock("x", wait=0.05)
+    lock = face.lock("x", wait=1.0)
     with lock, pytest.raises(holdfast.AcquireTimeout, match="th(is|er) thread or task .*holds it"):
         with face.lock("y"), lock:
             pass
-    lost = face.lock("z", wait=0.05, ttl=0.05, renew=False)
-    lease = lost.acquire()
-    time.sleep(0.1)
+    lost = face.lock("z", wait=0.05, ttl=0.5, renew=False)
+    lease = lost.acquire(timeout=5)
+    assert lease.lost.wait(5)
     with pytest.raises(holdfast.AcquireTimeout, match="was lost"), lost:
         pass
     with pytest.raises(holdfast.LeaseLost):

@@ -69,7 +69,7 @@ def test_all_series_of_a_lock_exist_from_its_first_event_on(url: str, registry: 
     missing, so each alert needs its series before anything goes wrong."""
     with holdfast.connect(url, on_event=Prometheus(registry)) as client, client.lock("order:42"):
         with holdfast.connect(url, on_event=Prometheus(other := CollectorRegistry())) as waiter:
-            assert waiter.lock("order:42", wait=0.05).acquire() is None
+            assert waiter.lock("order:42", wait=1.0).acquire() is None
         for scraped in (registry, other):
             asked = _words((ROOT / "docs/alerts.yml").read_text()) & {
                 sample.name for metric in scraped.collect() for sample in metric.samples

@@ -47,6 +47,10 @@ class Told(list[Event]):
         [event] = self.of(kind)
         return event
 
+    def kinds(self) -> list[type[Event]]:
+        """In order, without renewals: whether one comes depends on how long the first contact took."""
+        return [type(event) for event in list(self) if not isinstance(event, Renewed)]
+
 
 @pytest.fixture
 def told() -> Told:
@@ -119,12 +123,12 @@ def test_a_pass_within_a_client_is_reported_on_both_sides(face: Any, told: Told)
 
 def test_a_wait_that_is_over_names_the_holder(connect: Any, url: str, face: Any, told: Told) -> None:
     lease = connect(url).lock("x", label="long job").acquire()
-    assert face.lock("x", wait=0.1).acquire() is None
+    assert face.lock("x", wait=1.0).acquire() is None
     abandoned = told.the(Abandoned)
     assert abandoned.holder is not None
     assert (abandoned.holder.label, abandoned.error, abandoned.queued) == ("long job", None, True)
     assert abandoned.tries >= 1
-    assert abandoned.waited >= 0.1
+    assert abandoned.waited >= 1.0
     lease.release()
 
 
@@ -191,7 +195,7 @@ def test_several_hooks_are_called_and_an_error_of_one_goes_no_further(
     face = connect(url, on_event=[broken, told])
     with face.lock("x"):
         pass
-    assert [type(event) for event in told] == [Acquired, Released]
+    assert told.kinds() == [Acquired, Released]
     assert "on_event failed for Acquired of lock 'x'" in caplog.text
 
 
@@ -254,9 +258,9 @@ def test_a_hook_that_hangs_does_not_delay_renewals(url: str, admin: redis.Redis)
             over.wait()
 
     with holdfast.connect(url, on_event=hang, on_lost=lambda lease: told.append(lease.name)) as client:
-        lease = client.lock("x", ttl=1).acquire()
+        lease = client.lock("x", ttl=3).acquire()
         assert entered.wait(10)
-        time.sleep(2.5)
+        time.sleep(4.0)
         assert lease.held, "the keeper went on"
         admin.delete("x")
         eventually(lambda: told == ["x"], what="on_lost does not wait for the hook either")
@@ -308,6 +312,8 @@ def test_a_hook_that_uses_a_lock_hears_nothing_of_that(url: str) -> None:
     told: list[str] = []
 
     def nested(event: Event) -> None:
+        if isinstance(event, Renewed):  # of a lock that took long on a busy machine
+            return
         told.append(event.name)
         with holdfast_client.lock("inner"):
             pass
@@ -323,7 +329,10 @@ def test_what_cannot_be_called_is_refused_at_once(connect: Any, nonsense: Any) -
         connect("redis://127.0.0.1:1/0", on_event=nonsense)
 
 
-def test_a_broken_hold_is_reported_by_both_sides(connect: Any, url: str, face: Any, told: Told) -> None:
+def test_a_broken_hold_is_reported_by_both_sides(
+    connect: Any, url: str, face: Any, told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.protocol.mutex.NOTICE_WAIT", 10.0)  # a busy server may take longer to tell the reason
     mine = Told()
     holder = connect(url, on_event=mine)
     lease = holder.lock("x", label="stuck").acquire()
@@ -342,6 +351,6 @@ def test_a_broken_hold_is_reported_by_both_sides(connect: Any, url: str, face: A
 def test_a_handed_over_hold_ends_here_and_begins_there(url: str, told: Told) -> None:
     with holdfast.connect(url, on_event=told) as client:
         ticket = client.lock("x").acquire().hand_over()
-        assert [type(event) for event in told] == [Acquired, Released]
+        assert told.kinds() == [Acquired, Released]
         client.adopt(ticket).release()
-    assert [type(event) for event in told] == [Acquired, Released, Acquired, Released]
+    assert told.kinds() == [Acquired, Released, Acquired, Released]
