@@ -91,7 +91,7 @@ def test_waits_are_bounded_on_a_server_that_hangs(run: Callable[..., Script], se
 def test_waits_are_bounded_on_a_connection_that_is_black_holed(run: Callable[..., Script], proxy: Proxy) -> None:
     script = run(
         """
-        client = holdfast.connect(url, timeout=1.0)
+        client = holdfast.connect(url, timeout=3.0)
         holder = client.lock("held", ttl=30)
         lease = holder.acquire()
         say("ready")
@@ -173,8 +173,8 @@ def test_a_lease_is_renewed_while_its_greenlet_sleeps(run: Callable[..., Script]
     script = run(
         """
         client = holdfast.connect(url)
-        with client.lock("x", ttl=1.0) as lease:
-            gevent.sleep(3.0)
+        with client.lock("x", ttl=3.0) as lease:
+            gevent.sleep(4.0)
             say(lease.held)
         client.close()
         """,
@@ -301,18 +301,18 @@ def test_a_forked_child_holds_nothing_and_its_parent_goes_on(
     script = run(
         """
         client = holdfast.connect(url)
-        lease = client.lock("x", ttl=1.0).acquire()
+        lease = client.lock("x", ttl=2.0).acquire()
         gevent.sleep(0.6)
         child = os.fork()
         if child == 0:
             gevent.sleep(1.5)
-            with client.lock("y", ttl=1.0, wait=5) as own:
+            with client.lock("y", ttl=2.0, wait=5) as own:
                 gevent.sleep(2.5)
                 say("child", lease.held, own.held)
             client.close()
             os._exit(0)
         gevent.sleep(0.1)
-        with client.lock("z", ttl=1.0, wait=5) as other:
+        with client.lock("z", ttl=2.0, wait=5) as other:
             gevent.sleep(4.5)
             say("parent", lease.held, other.held)
         os.waitpid(child, 0)
@@ -415,9 +415,9 @@ def test_an_embedded_server_and_other_programs_can_be_started(run: Callable[...,
         """
         import subprocess
         client = holdfast.connect(url)
-        with client.lock("x", ttl=1.0) as lease:
+        with client.lock("x", ttl=2.5) as lease:
             say(subprocess.run(["echo", "started"], capture_output=True, text=True).stdout.strip())
-            gevent.sleep(1.5)
+            gevent.sleep(3.0)
             say(lease.held)
         client.close()
         """,

@@ -116,7 +116,7 @@ def test_an_adopted_hold_is_confirmed(pair: tuple[Server, Server], copy: redis.R
         ticket = client.lock("x").acquire().hand_over()
         lease = client.adopt(ticket)
         assert as_bytes(copy.get("x") or b"") == lease.token.encode()
-        assert lease.remaining() > 29.0
+        assert lease.remaining() > 20.0
         lease.release()
 
 
@@ -183,12 +183,12 @@ def test_the_holder_at_a_cut_off_primary_is_told_before_another_holds_at_the_new
 def test_an_extension_counts_once_replicas_have_it(
     connect: Any, pair: tuple[Server, Server], copy: redis.Redis
 ) -> None:
-    lease = connect(pair[0].url, replicas=1, timeout=1.0).lock("x", ttl=10.0).acquire()
+    lease = connect(pair[0].url, replicas=1, timeout=2.5).lock("x", ttl=10.0).acquire()
     lease.extend(60.0)
     assert lease.remaining() > 50.0
     assert copy.pttl("x") > 50_000
     pair[1].pause()
-    with pytest.raises(holdfast.Unavailable, match="0 of 1 replicas confirmed the extension within 0.8 s"):
+    with pytest.raises(holdfast.Unavailable, match="0 of 1 replicas confirmed the extension within 2 s"):
         lease.extend(600.0)
     assert 40.0 < lease.remaining() < 70.0, "it lasts as long as before"
     pair[1].resume()
@@ -239,7 +239,7 @@ def test_a_pass_to_a_longer_ttl_is_confirmed(pair: tuple[Server, Server], copy: 
 def test_a_pass_that_is_not_confirmed_goes_to_the_server_instead(
     pair: tuple[Server, Server], copy: redis.Redis
 ) -> None:
-    with holdfast.connect(pair[0].url, replicas=1, timeout=1.0) as client, ThreadPoolExecutor() as pool:
+    with holdfast.connect(pair[0].url, replicas=1, timeout=2.5) as client, ThreadPoolExecutor() as pool:
         lease = client.lock("x", ttl=5.0).acquire()
         waiter = pool.submit(client.lock("x", ttl=60.0).acquire)
         eventually(lambda: client._driver.cohorts.local_queues)

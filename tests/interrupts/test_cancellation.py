@@ -208,7 +208,7 @@ async def test_cancelled_while_the_reply_is_under_way(proxy: Proxy, admin: redis
         count = proxy.seen(step)
         task = asyncio.create_task(hold_briefly(client, "x"))
         await async_eventually(lambda: proxy.seen(step) > count)
-        with took(less_than=2.0):
+        with took(less_than=5.0):
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
@@ -239,7 +239,7 @@ async def test_cancelled_on_a_hung_server_is_cleaned_up_by_the_keeper(server: Se
         server.pause()
         task = asyncio.create_task(hold_briefly(client, "x"))
         await asyncio.sleep(0.05)
-        with took(less_than=2.0):
+        with took(less_than=5.0):
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
@@ -251,8 +251,9 @@ async def test_cancelled_on_a_hung_server_is_cleaned_up_by_the_keeper(server: Se
 @asyncio_test
 async def test_timeout_in_the_body_surfaces_and_releases(server: Server, admin: redis.Redis) -> None:
     async with holdfast.aio.connect(server.url) as client:
+        await hold_briefly(client, "warm")
         with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.1):
+            async with asyncio.timeout(1.0):
                 async with client.lock("x"):
                     await asyncio.sleep(60)
         assert lock_keys(admin) == []
@@ -336,8 +337,8 @@ async def test_a_keeper_that_was_cancelled_is_replaced(server: Server) -> None:
         for task in asyncio.all_tasks() - {asyncio.current_task()}:
             task.cancel()
         await asyncio.sleep(0.05)
-        async with client.lock("x", ttl=0.6) as lease:
-            await asyncio.sleep(1.5)
+        async with client.lock("x", ttl=2.5) as lease:
+            await asyncio.sleep(3.0)
             assert lease.held
 
 

@@ -20,12 +20,12 @@ from tests.support import async_eventually, asyncio_test, eventually, lock_keys,
 
 
 def test_renewal_keeps_a_short_lease_alive(face: Any, admin: redis.Redis) -> None:
-    lease = face.lock("x", ttl=1.5).acquire(timeout=5)
-    until = time.monotonic() + 4
+    lease = face.lock("x", ttl=3.0).acquire(timeout=5)
+    until = time.monotonic() + 6
     while time.monotonic() < until:
         assert lease.held
         assert admin.get("x") == lease.token.encode()
-        assert 0 < lease.remaining() <= 1.5
+        assert 0 < lease.remaining() <= 3.0
         time.sleep(0.02)
     lease.release()
     assert lock_keys(admin) == []
@@ -54,17 +54,18 @@ def test_without_renewal_it_ends_with_its_ttl(face: Any, admin: redis.Redis) -> 
 
 def test_local_deadline_lies_before_the_servers(face: Any, admin: redis.Redis) -> None:
     lease = face.lock("x", ttl=10, renew=False).acquire(timeout=5)
-    remaining = lease.remaining()
-    assert remaining < admin.pttl("x") / 1000
-    assert remaining > 9
+    started = time.monotonic()
+    remaining, on_server = lease.remaining(), admin.pttl("x") / 1000
+    passed = time.monotonic() - started  # at most so much less is left on the server than when we looked here
+    assert 5 < remaining < on_server + passed
     lease.release()
 
 
 def test_max_hold_ends_the_lease_and_says_so(face: Any) -> None:
     told: list[Any] = []
-    lease = face.lock("x", ttl=1.2, max_hold=3.0, on_lost=told.append).acquire(timeout=5)
-    assert not lease.lost.wait(1.8), "it is renewed until then"
-    assert lease.lost.wait(6)
+    lease = face.lock("x", ttl=3.0, max_hold=5.0, on_lost=told.append).acquire(timeout=5)
+    assert not lease.lost.wait(3.5), "it is renewed until then"
+    assert lease.lost.wait(12)
     assert not lease.held
     eventually(lambda: told)
     with pytest.raises(holdfast.LeaseLost, match="max_hold"):
@@ -99,7 +100,7 @@ def test_extend_beyond_max_hold_is_refused(face: Any, admin: redis.Redis) -> Non
     assert lease.held
     assert admin.pttl("x") <= 10_000
     lease.extend(15)
-    assert lease.remaining() > 14
+    assert lease.remaining() > 10
     lease.release()
 
 
@@ -145,13 +146,13 @@ def test_on_lost_that_fails_is_logged_and_harms_nobody(
     def explode(_: Any) -> None:
         raise LookupError("in on_lost")
 
-    other = face.lock("y", ttl=1.5).acquire(timeout=5)
+    other = face.lock("y", ttl=3.0).acquire(timeout=5)
     lease = face.lock("x", ttl=0.6, on_lost=explode).acquire(timeout=5)
     with caplog.at_level(logging.ERROR, "holdfast"):
         admin.delete("x")
         assert lease.lost.wait(3)
         eventually(lambda: "on_lost" in caplog.text)
-    time.sleep(2.0)
+    time.sleep(3.5)
     assert other.held
     other.release()
     with pytest.raises(holdfast.LeaseLost):
@@ -161,12 +162,12 @@ def test_on_lost_that_fails_is_logged_and_harms_nobody(
 def test_on_lost_that_takes_long_does_not_hold_up_other_leases(client: holdfast.Client, admin: redis.Redis) -> None:
     busy = threading.Event()
     lease = client.lock("x", ttl=0.6, on_lost=lambda _: busy.wait(10)).acquire()
-    other = client.lock("y", ttl=1.5).acquire()
+    other = client.lock("y", ttl=3.0).acquire()
     assert lease
     assert other
     admin.delete("x")
     assert lease.lost.wait(3)
-    time.sleep(2.0)
+    time.sleep(3.5)
     assert other.held
     busy.set()
     other.release()
@@ -176,10 +177,10 @@ def test_on_lost_that_takes_long_does_not_hold_up_other_leases(client: holdfast.
 
 def test_lost_wait_has_a_timeout_and_ends_with_the_release(face: Any) -> None:
     lease = face.lock("x").acquire(timeout=5)
-    with took(less_than=2.0, at_least=0.2):
+    with took(less_than=5.0, at_least=0.2):
         assert not lease.lost.wait(0.25)
     lease.release()
-    with took(less_than=2.0):
+    with took(less_than=5.0):
         assert not lease.lost.wait(30)
     assert not lease.lost.is_set()
 
@@ -204,10 +205,10 @@ def test_all_who_wait_for_the_loss_are_woken(client: holdfast.Client, url: str) 
 
 def test_dropped_lease_warns_and_is_not_renewed(client: holdfast.Client, admin: redis.Redis) -> None:
     with pytest.warns(ResourceWarning, match="'x' was dropped without release"):  # noqa: PT031
-        client.lock("x", ttl=0.8).acquire()
+        client.lock("x", ttl=2.0).acquire()
         gc.collect()
     assert lock_keys(admin) == ["x"]
-    eventually(lambda: lock_keys(admin) == [], 3.0, "its ttl ends it")
+    eventually(lambda: lock_keys(admin) == [], 10.0, "its ttl ends it")
 
 
 @asyncio_test
@@ -230,9 +231,9 @@ def test_released_lease_is_dropped_without_a_word(client: holdfast.Client) -> No
 
 
 def test_lease_outlives_its_lock_object(face: Any, admin: redis.Redis) -> None:
-    lease = face.lock("x", ttl=1.5).acquire(timeout=5)
+    lease = face.lock("x", ttl=3.0).acquire(timeout=5)
     gc.collect()
-    time.sleep(2.0)
+    time.sleep(3.5)
     assert lease.held
     lease.release()
     assert lock_keys(admin) == []

@@ -15,8 +15,8 @@ from tests.support import Script, eventually, lock_keys
 BLOCKING = """
 client = holdfast.connect(url)
 lease = client.lock("x", ttl=0.6).acquire()
+last = now = time.monotonic()  # before it says so: it may be stopped at once
 say(lease.fence)
-last = now = time.monotonic()
 while now - last < 0.5:
     time.sleep(0.005)
     last, now = now, time.monotonic()
@@ -38,8 +38,8 @@ import asyncio
 async def main():
     client = holdfast.aio.connect(url)
     lease = await client.lock("x", ttl=0.6).acquire()
-    say(lease.fence)
     last = now = time.monotonic()
+    say(lease.fence)
     while now - last < 0.5:
         await asyncio.sleep(0.005)
         last, now = now, time.monotonic()
@@ -90,8 +90,8 @@ def test_with_block_of_a_stopped_process_ends_with_lease_lost(
     told = []
     try:
         with client.lock("x", ttl=0.6, on_lost=told.append) as lease:
-            say("held")
             last = now = time.monotonic()
+            say("held")
             while now - last < 0.5:
                 time.sleep(0.005)
                 last, now = now, time.monotonic()

@@ -111,14 +111,14 @@ def fail_to_start(monkeypatch: pytest.MonkeyPatch, name: str, why: str) -> None:
 def test_there_is_one_keeper_also_if_the_thread_of_the_connection_cannot_be_started(
     client: holdfast.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = len(ours("holdfast-keeper"))
+    before = set(ours("holdfast-keeper"))
     with monkeypatch.context() as limit:
         fail_to_start(limit, "holdfast-connection", "can't start new thread")
         lease = client.lock("x", ttl=2.0).acquire()
         for _ in range(3):
             with client.lock("y"):
                 pass
-    assert len(ours("holdfast-keeper")) == before + 1
+    assert len(set(ours("holdfast-keeper")) - before) == 1
     time.sleep(3.0)
     assert lease.held, "the keeper has started it since"
     lease.release()

@@ -34,6 +34,7 @@ from tests.support import Script, eventually, later
 LONG = 10.0
 Make = Callable[[str], SharedConnection]
 SHORT = 0.1
+OVERDUE_AFTER = "holdfast.engines.redis.blocking.pipelined_connection.OVERDUE_AFTER"
 
 
 class Board:
@@ -138,13 +139,14 @@ def in_threads(count: int, work: Callable[[int], None]) -> None:
 
 
 def test_nothing_is_opened_until_it_is_needed(make: Make, url: str, admin: redis.Redis) -> None:
+    before = set(connection_threads())  # one of an earlier test may still be ending
     shared = make(url)
     assert connections_of(admin) == []
-    assert connection_threads() == []
+    assert set(connection_threads()) <= before
     shared.close()
     with pytest.raises(StepFailed, match="closed"):
         shared.call(echo(1), LONG)
-    assert connection_threads() == []
+    assert set(connection_threads()) <= before
 
 
 def test_every_thread_gets_its_own_replies_over_one_connection(shared: SharedConnection, admin: redis.Redis) -> None:
@@ -198,7 +200,10 @@ def test_what_cannot_be_packed_is_its_callers_problem(shared: SharedConnection) 
 # Timeouts
 
 
-def test_late_replies_are_dropped_and_never_mixed_up(shared: SharedConnection, admin: redis.Redis) -> None:
+def test_late_replies_are_dropped_and_never_mixed_up(
+    shared: SharedConnection, admin: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(OVERDUE_AFTER, 20.0)  # replies are late, but not overdue, also on a busy machine
     assert shared.call(echo("warm"), LONG) == b"warm"
     (before,) = connections_of(admin)
 
@@ -294,12 +299,13 @@ def test_half_open_connection_is_replaced(proxy: Proxy, make: Make, admin: redis
 
 def test_batch_that_makes_progress_is_not_late(shared: SharedConnection) -> None:
     assert shared.call(echo("warm"), LONG) == b"warm"
-    replies = shared.call_each([late(0.3), late(0.3), late(0.3), echo("end")], 0.75)
+    replies = shared.call_each([late(0.8), late(0.8), late(0.8), echo("end")], 2.0)
     assert replies == [None, None, None, b"end"]
 
 
 def test_batch_keeps_the_replies_that_came(shared: SharedConnection) -> None:
-    replies = shared.call_each([echo("first"), late(2), echo("last")], 0.5)
+    assert shared.call(echo("warm"), LONG) == b"warm"
+    replies = shared.call_each([echo("first"), late(8), echo("last")], 2.0)
     assert replies[0] == b"first"
     assert [type(reply) for reply in replies[1:]] == [StepFailed, StepFailed]
     assert all(reply.sent for reply in replies[1:])
@@ -362,8 +368,7 @@ def test_killed_with_requests_in_flight(shared: SharedConnection, admin: redis.R
 
     def work(number: int) -> None:
         if number == 16:
-            eventually(lambda: any(client["cmd"] == "blpop" for client in connections_of(admin)))
-            time.sleep(0.1)
+            eventually(lambda: [len(one.in_flight) for one in shared.load()[0]] == [16], what="all have sent")
             kill_all(admin)
             return
         try:
@@ -378,6 +383,7 @@ def test_killed_with_requests_in_flight(shared: SharedConnection, admin: redis.R
 
     blocker = threading.Thread(target=first)
     blocker.start()
+    eventually(lambda: any(client["cmd"] == "blpop" for client in connections_of(admin)), what="it blocks the others")
     in_threads(16, lambda number: work(number + 1))
     blocker.join(30.0)
     assert [type(reply) for reply in replies] == [StepFailed]
@@ -516,8 +522,7 @@ def test_subscriber_comes_back_after_an_outage(make: Make, router: Board) -> Non
         assert caught.value.retry
         time.sleep(0.3)
         server.restart()
-        eventually(lambda: router.armed, what="it is back")
-        assert router.looks == 2
+        eventually(lambda: router.armed and router.looks == 2, what="it is back, and waiters look again")
         with server.client() as admin:
             assert admin.publish(router.channel, b"back") == 1
         eventually(lambda: router.delivered)
@@ -711,11 +716,14 @@ def check_echo(shared: SharedConnection, number: int) -> None:
     assert shared.call(echo(number), LONG) == str(number).encode()
 
 
-def test_a_late_reply_costs_no_connection(make: Make, proxy: Proxy, admin: redis.Redis) -> None:
+def test_a_late_reply_costs_no_connection(
+    make: Make, proxy: Proxy, admin: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(OVERDUE_AFTER, 20.0)  # the reply is late, but not overdue, also on a busy machine
     shared = make(proxy.url)
     assert shared.call(echo("warm"), LONG) == b"warm"
     before = [client["id"] for client in connections_of(admin)]
-    proxy.on("echo", delay(0.15))
+    proxy.on("echo", delay(1.5))
     with pytest.raises(StepFailed):
         shared.call(echo("late"), SHORT)
     assert shared.call(echo("next"), LONG) == b"next"
