@@ -13,6 +13,7 @@ import holdfast.aio
 from tests.engines.redis.test_aio_engine import (
     LONG,
     NAME,
+    OVERDUE_AFTER,
     OldServer,
     block,
     connections,
@@ -32,7 +33,7 @@ async def test_a_renewal_that_got_no_answer_in_its_time_goes_over_a_new_connecti
     proxy: Proxy, admin: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The first connection stays open, so that the renewal must find another one by itself.
-    monkeypatch.setattr("holdfast.engines.redis.aio.pipelined_connection.OVERDUE_AFTER", 60.0)
+    monkeypatch.setattr(OVERDUE_AFTER, 60.0)
     admin.set("k", "mine")
     async with engine_of(proxy.url) as (engine, _), standby_of(engine) as standby:
         assert await standby.call_each([renew("k", "mine")], LONG) == [1]
