@@ -342,9 +342,7 @@ async def test_a_script_that_is_not_kept_is_sent_twice(proxy: Proxy) -> None:
 
 
 @asyncio_test
-async def test_requests_in_flight_are_limited(
-    url: str, admin: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_requests_in_flight_are_limited(url: str, admin: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(OVERDUE_AFTER, 2.0)  # the connection outlasts all requests, even if sending them takes a while
     async with engine_of(url) as (engine, _):
         blocked = await block(engine, admin)
