@@ -13,6 +13,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from inspect import isawaitable
 from typing import Any
 
 import pytest
@@ -30,9 +31,10 @@ Scenario = Callable[["Any"], Awaitable[Any]]
 
 
 async def until(api: Any, condition: Callable[[], Any]) -> None:
-    """Wait until the condition holds, however long this machine takes."""
+    """Wait until the condition holds, however long this machine takes. It may be a question to the server."""
     for _ in range(6000):
-        if condition():
+        holds = condition()
+        if await holds if isawaitable(holds) else holds:
             return
         await api.sleep(0.005)
     raise AssertionError("it did not come true")

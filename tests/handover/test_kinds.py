@@ -10,6 +10,7 @@ import pytest
 import holdfast
 from tests.conformance.stages import until
 from tests.handover.kinds import KINDS, Kind
+from tests.inspection.test_semantics import waiters_of
 
 pytestmark = pytest.mark.needs("hand_over")
 
@@ -97,13 +98,13 @@ def test_a_ticket_serves_once_and_takes_nothing_that_is_free(play: Any, kind: Ki
 def test_its_time_is_one_ttl_from_the_hand_over(play: Any, kind: Kind) -> None:
     async def scenario(api: Any) -> None:
         client, taker = api.client(), api.client()
-        lease = await kind.ask(client, ttl=1, renew=False).acquire()
-        await api.sleep(0.6)
+        lease = await kind.ask(client, ttl=2, renew=False).acquire()
+        await api.sleep(1.2)
         ticket = await lease.hand_over()
-        await api.sleep(0.6)
-        taken = await taker.adopt(ticket, ttl=0.5, renew=False)
+        await api.sleep(1.2)
+        taken = await taker.adopt(ticket, ttl=1, renew=False)
         ticket = await taken.hand_over()
-        await api.sleep(0.6)
+        await api.sleep(1.1)
         with pytest.raises(holdfast.NotAcquired, match="time ran out"):
             await taker.adopt(ticket)
         async with kind.rival(client, wait=0):
@@ -133,8 +134,8 @@ def test_an_adopted_lease_is_kept_by_its_new_keeper_and_its_loss_is_told(play: A
         giver, taker = api.client(), api.client()
         told: list[Any] = []
         ticket = await (await kind.ask(giver, ttl=60).acquire()).hand_over()
-        taken = await taker.adopt(ticket, ttl=1.5)
-        await api.sleep(2.0)
+        taken = await taker.adopt(ticket, ttl=3)
+        await api.sleep(3.5)
         assert taken.held
         taken = await giver.adopt(await taken.hand_over(), ttl=0.3, renew=False, on_lost=told.append)
         assert await taken.lost.wait(5)
@@ -164,9 +165,10 @@ def test_who_waits_goes_on_waiting_and_is_woken_by_the_taker(play: Any, kind: Ki
                 await api.sleep(0.05)
 
         handles = []
+        waited_for = "b" if kind is KINDS["several"] else "a"
         for client, name in ((other, "other"), (taker, "taker")):
             handles.append(api.spawn(lambda client=client, name=name: waiter(client, name)))
-            await api.sleep(0.1)
+            await until(api, lambda: waiters_of(giver, waited_for, len(handles)))
         taken = await taker.adopt(await lease.hand_over())
         await api.sleep(0.3)
         assert order == []

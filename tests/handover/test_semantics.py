@@ -11,6 +11,8 @@ from zlib import crc32
 import pytest
 
 import holdfast
+from tests.conformance.stages import until
+from tests.inspection.test_semantics import waiters_of
 
 pytestmark = pytest.mark.needs("hand_over")
 
@@ -103,15 +105,15 @@ def test_a_ticket_serves_once(play: Any) -> None:
 def test_its_time_is_one_ttl_from_the_hand_over(play: Any) -> None:
     async def scenario(api: Any) -> None:
         client, taker = api.client(), api.client()
-        lock = client.lock("a", ttl=1, renew=False)
+        lock = client.lock("a", ttl=2, renew=False)
         lease = await lock.acquire()
-        await api.sleep(0.6)
+        await api.sleep(1.2)
         ticket = await lease.hand_over()
-        assert await api.raw("PTTL", "a") > 500
-        await api.sleep(0.5)
-        taken = await taker.adopt(ticket, ttl=0.5, renew=False)
+        assert await api.raw("PTTL", "a") > 1000
+        await api.sleep(1.0)
+        taken = await taker.adopt(ticket, ttl=1, renew=False)
         ticket = await taken.hand_over()
-        await api.sleep(0.6)
+        await api.sleep(1.1)
         with pytest.raises(holdfast.NotAcquired, match="time ran out"):
             await taker.adopt(ticket)
 
@@ -139,10 +141,10 @@ def test_an_adopted_lease_is_kept_by_its_new_keeper(play: Any) -> None:
     async def scenario(api: Any) -> None:
         giver, taker = api.client(), api.client()
         ticket = await (await giver.lock("a", ttl=60).acquire()).hand_over()
-        taken = await taker.adopt(ticket, ttl=1.5)
-        await api.sleep(2.5)
+        taken = await taker.adopt(ticket, ttl=3)
+        await api.sleep(4.0)
         assert taken.held
-        assert await api.raw("PTTL", "a") <= 1500, "the options are the adopter's"
+        assert await api.raw("PTTL", "a") <= 3000, "the options are the adopter's"
         await taken.release()
 
     play(scenario)
@@ -156,6 +158,7 @@ def test_the_taker_is_told_of_a_loss(play: Any) -> None:
             await (await giver.lock("a").acquire()).hand_over(), ttl=0.3, renew=False, on_lost=told.append
         )
         assert await taken.lost.wait(5)
+        await until(api, lambda: told)
         await api.sleep(0.05)
         assert [lease.fence for lease in told] == [taken.fence]
         with pytest.raises(holdfast.LeaseLost):
@@ -177,7 +180,7 @@ def test_who_waits_goes_on_waiting_and_is_woken_by_the_taker(play: Any) -> None:
         handles = []
         for client, name in ((other, "other"), (giver, "giver"), (taker, "taker")):
             handles.append(api.spawn(lambda client=client, name=name: waiter(client, name)))
-            await api.sleep(0.1)
+            await until(api, lambda: waiters_of(giver, "a", 1))  # the other is the first of them
         taken = await taker.adopt(await lease.hand_over())
         await api.sleep(0.3)
         assert order == []
@@ -210,8 +213,8 @@ def test_leaving_the_block_in_which_it_was_handed_over_is_quiet(play: Any) -> No
 def test_what_is_lost_or_not_of_that_kind_cannot_be_handed_over(play: Any) -> None:
     async def scenario(api: Any) -> None:
         client = api.client()
-        lease = await client.lock("a", ttl=0.2, renew=False).acquire()
-        await api.sleep(0.25)
+        lease = await client.lock("a", ttl=1, renew=False).acquire()
+        assert await lease.lost.wait(5)
         with pytest.raises(holdfast.LeaseLost):
             await lease.hand_over()
         with pytest.raises(holdfast.LeaseLost):

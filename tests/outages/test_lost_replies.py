@@ -36,7 +36,7 @@ def test_acquire_whose_reply_is_lost_succeeds_at_once(
     face = warmed(connect, proxy)
     proxy.on("acquire", fault)
     before = proxy.seen("acquire")
-    with took(less_than=2.0):
+    with took(less_than=4.5):
         lease = face.lock("x").acquire(timeout=10)
     assert lease
     assert proxy.seen("acquire") - before == 2
@@ -46,7 +46,7 @@ def test_acquire_whose_reply_is_lost_succeeds_at_once(
 
 
 def test_acquire_whose_reply_never_comes_is_asked_again(connect: Any, proxy: Proxy, admin: redis.Redis) -> None:
-    face = warmed(connect, proxy, timeout=0.4)
+    face = warmed(connect, proxy, timeout=1.2)
     proxy.on("acquire", MUTE_REPLY)
     with took(less_than=3.0):
         lease = face.lock("x").acquire(timeout=10)
@@ -70,7 +70,7 @@ def test_acquire_whose_reply_is_cut_in_the_middle_succeeds(
 def test_acquire_that_is_given_up_leaves_no_key(
     connect: Any, proxy: Proxy, admin: redis.Redis, patience: float
 ) -> None:
-    face = warmed(connect, proxy, timeout=0.4)
+    face = warmed(connect, proxy, timeout=1.2)
     proxy.on("acquire", LOSE_REPLY, times=500)
     with took(less_than=3.0), pytest.raises(holdfast.Unavailable):
         face.lock("x").acquire(timeout=patience)
@@ -81,14 +81,16 @@ def test_acquire_that_is_given_up_leaves_no_key(
 def test_abandon_whose_reply_is_lost_is_repeated_until_it_is_confirmed(
     connect: Any, proxy: Proxy, admin: redis.Redis
 ) -> None:
-    face = warmed(connect, proxy, timeout=0.4)
+    face = warmed(connect, proxy, timeout=1.2)
     proxy.on("acquire", MUTE_REPLY, times=500)
-    proxy.on("abandon", LOSE_REQUEST, times=3)
+    proxy.on("abandon", LOSE_REQUEST, times=1000)
     with pytest.raises(holdfast.Unavailable):
         face.lock("x").acquire(timeout=0.3)
     assert lock_keys(admin) == ["x"]
+    proxy.await_request("abandon", 4)
+    proxy.heal()
     eventually(lambda: lock_keys(admin) == [], what="the keeper has abandoned the key")
-    assert proxy.seen("abandon") > 3
+    assert proxy.seen("abandon") > 4, "the lost ones did not free it"
 
 
 def test_acquire_that_arrives_after_its_own_abandon_is_refused(connect: Any, proxy: Proxy, admin: redis.Redis) -> None:
@@ -104,7 +106,7 @@ def test_acquire_that_arrives_after_its_own_abandon_is_refused(connect: Any, pro
 
 
 def test_acquire_that_arrives_after_the_release_is_refused(connect: Any, proxy: Proxy, admin: redis.Redis) -> None:
-    face = warmed(connect, proxy, timeout=0.4)
+    face = warmed(connect, proxy, timeout=1.2)
     proxy.on("acquire", HOLD)
     lease = face.lock("x").acquire(timeout=10)
     assert lease, "the second request went another way, and got through"
@@ -115,7 +117,7 @@ def test_acquire_that_arrives_after_the_release_is_refused(connect: Any, proxy: 
 
 
 def test_acquire_that_arrives_while_it_is_held_changes_nothing(connect: Any, proxy: Proxy, admin: redis.Redis) -> None:
-    face = warmed(connect, proxy, timeout=0.4)
+    face = warmed(connect, proxy, timeout=1.2)
     proxy.on("acquire", HOLD)
     with face.lock("x", wait=10) as lease:
         proxy.deliver()
@@ -131,14 +133,14 @@ def test_release_whose_reply_is_lost_succeeds(connect: Any, proxy: Proxy, admin:
     face = warmed(connect, proxy)
     lease = face.lock("x").acquire(timeout=10)
     proxy.on("release", fault)
-    with took(less_than=2.0):
+    with took(less_than=4.5):
         lease.release()
     assert lock_keys(admin) == []
     assert not lease.held
 
 
 def test_release_whose_reply_never_comes_frees_the_lock(connect: Any, proxy: Proxy, admin: redis.Redis) -> None:
-    face = warmed(connect, proxy, timeout=0.4)
+    face = warmed(connect, proxy, timeout=1.2)
     lease = face.lock("x").acquire(timeout=10)
     proxy.on("release", MUTE_REPLY)
     with took(less_than=3.0):
@@ -151,7 +153,7 @@ def test_release_whose_reply_never_comes_frees_the_lock(connect: Any, proxy: Pro
 
 
 def test_resent_release_leaves_the_next_holder_alone(connect: Any, proxy: Proxy, admin: redis.Redis) -> None:
-    face = warmed(connect, proxy, timeout=0.6)
+    face = warmed(connect, proxy, timeout=1.2)
     lease = face.lock("x").acquire(timeout=10)
     proxy.on("release", LOSE_REPLY)
     proxy.on("abandon", HOLD)
@@ -173,18 +175,23 @@ def test_release_resent_after_the_deadline_does_not_claim_success(
     connect: Any, proxy: Proxy, admin: redis.Redis
 ) -> None:
     face = warmed(connect, proxy, timeout=1.5)
-    lease = face.lock("x", ttl=0.6, renew=False).acquire(timeout=10)
+    for _ in range(10):
+        lease = face.lock("x", ttl=0.6, renew=False).acquire(timeout=10)
+        time.sleep(max(0.0, lease.remaining() - 0.08))  # less than the first try will wait for its reply
+        if lease.held:
+            break
+        with pytest.raises(holdfast.LeaseLost):  # a busy machine woke us too late
+            lease.release()
+    assert lease.held
     proxy.on("release", MUTE_REPLY)
     proxy.on("abandon", LOSE_REQUEST, times=3)
-    time.sleep(lease.remaining() - 0.08)  # less than the first try will wait for its reply
-    assert lease.held
     with pytest.raises((holdfast.OutcomeUnknown, holdfast.LeaseLost)):
         lease.release()
     assert lock_keys(admin) == []
 
 
 def test_release_that_cannot_be_sent_goes_on_in_the_background(connect: Any, proxy: Proxy, admin: redis.Redis) -> None:
-    face = warmed(connect, proxy, timeout=0.4)
+    face = warmed(connect, proxy, timeout=1.2)
     lease = face.lock("x").acquire(timeout=10)
     proxy.refuse()
     with took(less_than=3.0), pytest.raises((holdfast.OutcomeUnknown, holdfast.Unavailable)) as caught:
@@ -199,7 +206,7 @@ def test_release_that_cannot_be_sent_goes_on_in_the_background(connect: Any, pro
 @pytest.mark.parametrize("fault", [LOSE_REPLY, LOSE_REQUEST], ids=lambda fault: fault.kind)
 def test_lost_renewals_do_not_cost_the_lease(connect: Any, proxy: Proxy, admin: redis.Redis, fault: Any) -> None:
     face = warmed(connect, proxy)
-    lease = face.lock("x", ttl=0.9).acquire(timeout=10)
+    lease = face.lock("x", ttl=3).acquire(timeout=10)
     proxy.on("renew", fault)
     proxy.await_request("renew", 3)
     assert lease.held
@@ -212,11 +219,11 @@ def test_half_open_connection_of_the_keeper_does_not_cost_the_lease(
     connect: Any, proxy: Proxy, admin: redis.Redis
 ) -> None:
     face = warmed(connect, proxy)
-    lease = face.lock("x", ttl=1.8).acquire(timeout=10)
+    lease = face.lock("x", ttl=3).acquire(timeout=10)
     proxy.on("renew", MUTE_REPLY)
     proxy.await_request("renew", 1)
     # Nothing more is heard on that connection, so in time for the deadline another must be tried.
-    assert not lease.lost.wait(2.0)
+    assert not lease.lost.wait(3.5)
     assert lease.held
     assert admin.get("x") == lease.token.encode()
     lease.release()
@@ -227,7 +234,7 @@ def test_extend_whose_reply_is_lost_succeeds(connect: Any, proxy: Proxy, admin: 
     face = warmed(connect, proxy)
     lease = face.lock("x", ttl=10, renew=False).acquire(timeout=10)
     proxy.on("renew", fault)
-    with took(less_than=2.0):
+    with took(less_than=4.5):
         lease.extend(60)
     assert admin.pttl("x") > 50_000
     assert lease.remaining() > 50
