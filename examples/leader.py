@@ -10,6 +10,7 @@ own.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import multiprocessing
 import os
 import sys
@@ -38,7 +39,8 @@ def campaign(office: str, name: str, ttl: float, start: Barrier) -> None:
             # otherwise a leader that was suspended in the middle could write after its successor.
             lease.lost.wait(0.05)
             if time.monotonic() > ends_at:
-                election.resign()
+                with contextlib.suppress(holdfast.LeaseLost):  # it may have ended just now
+                    election.resign()
 
 
 # ---- watching --------------------------------------------------------------------------------------------------------

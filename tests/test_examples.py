@@ -33,7 +33,7 @@ def test_lottery_gives_out_each_prize_once() -> None:
 
 
 def test_another_leads_after_the_leader_was_killed() -> None:
-    output = run_example("leader", "--ttl", "0.5")
+    output = run_example("leader", "--ttl", "1")
     fences = [int(fence) for fence in re.findall(r"leads, fence (\d+)", output)]
     assert len(fences) == 4
     assert fences == sorted(set(fences))

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.pulse import LONG, processes_below, time_waited
-from tests.support import ROOT
+from tests.support import ROOT, eventually
 
 TESTS = """
 import ctypes, itertools, os, socket, subprocess, sys, time, warnings
@@ -143,6 +143,9 @@ def test_a_process_that_sleeps_waits_for_no_cpu() -> None:
         assert process.stdout is not None
         process.stdout.readline()
         assert process.pid in processes_below(os.getpid())
+        stat = Path(f"/proc/{process.pid}/stat")
+        if stat.exists():
+            eventually(lambda: stat.read_text().rpartition(")")[2].split()[0] == "S", what="it sleeps")
         before = time_waited(process.pid)
         time.sleep(0.5)
         after = time_waited(process.pid)

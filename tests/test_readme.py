@@ -15,6 +15,7 @@ import pytest
 import redis
 
 import holdfast
+from tests.support import LEASE_LOGGED
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -39,10 +40,10 @@ def test_the_examples_run(directory: str) -> None:
         [sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, timeout=60, cwd=directory
     )
     assert done.returncode == 0, done.stderr
-    assert not done.stderr
+    assert [line for line in done.stderr.splitlines() if not LEASE_LOGGED.match(line)] == []
     fence, remaining, later_fence = done.stdout.splitlines()
     assert int(fence) < int(later_fence), "the later holder has the greater fence"
-    assert 29 < float(remaining) < 30
+    assert 25 < float(remaining) < 30, "the first request starts the server, which takes time"
 
 
 def test_there_are_examples() -> None:

@@ -21,6 +21,9 @@ class Awaited:
     async def get_or_compute(self, key: str, fn: Callable[[], Any], *args: Any, **options: Any) -> Any:
         return self._client.get_or_compute(key, plain(fn), *args, **options)
 
+    def statistics(self) -> Any:
+        return self._client.statistics()
+
     async def invalidate(self, key: str) -> bool:
         return self._client.invalidate(key)
 

@@ -139,7 +139,7 @@ def compute():
     say("computing")
     sys.stdin.readline()
     return "old"
-say(client.get_or_compute("k", compute, compute_ttl=0.5))
+say(client.get_or_compute("k", compute, compute_ttl=2))
 say(client.get_or_compute("k", lambda: "third"))
 client.close()
 """
@@ -172,7 +172,7 @@ def test_the_claim_of_a_computation_that_takes_long_is_renewed(client: holdfast.
     with Script(COMPUTER, url) as computer:
         computer.hear("computing")
         with pytest.raises(holdfast.ComputeTimeout):
-            client.get_or_compute("k", lambda: "new", wait=1.5)
+            client.get_or_compute("k", lambda: "new", wait=3)
         computer.write("go\n")
         computer.hear("old")
         assert client.get_or_compute("k", lambda: "new") == "old"
@@ -228,7 +228,7 @@ def test_a_dropped_turn_is_not_renewed(client: holdfast.Client, admin: redis.Red
 
 def test_a_value_that_cannot_be_stored_is_still_the_callers() -> None:
     """The server went away while it was computed."""
-    with Server() as own, holdfast.connect(own.url, timeout=0.5) as client:
+    with Server() as own, holdfast.connect(own.url, timeout=2) as client:
 
         def compute() -> str:
             own.kill()

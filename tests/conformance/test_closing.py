@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import holdfast
+from tests.conformance.stages import until
 from tests.conformance.test_wait import KINDS, kind_of_lock
 
 
@@ -117,14 +118,17 @@ def test_a_block_that_closes_its_own_client_is_cancelled_after_that(play: Any) -
 def test_a_block_of_another_task_or_thread_ends_with_lease_lost(play: Any) -> None:
     async def scenario(api: Any) -> None:
         client = api.client()
+        went: list[str] = []
 
         async def hold() -> None:
             async with client.lock("a"):
-                await api.sleep(0.5 if api.kind == "blocking" else 60)  # a task is cancelled; a thread cannot be
+                went.append("inside")
+                await until(api, lambda: "closed" in went)  # a task is cancelled; a thread cannot be
 
         holding = api.spawn(hold)
-        await api.sleep(0.1)
+        await until(api, lambda: went)
         await client.aclose()
+        went.append("closed")
         with pytest.raises(holdfast.LeaseLost, match="its client was closed"):
             await holding.join()
 

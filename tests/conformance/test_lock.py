@@ -70,7 +70,7 @@ def test_waiting_ends_with_acquire_timeout(play: Any) -> None:
         one, two = api.client(), api.client()
         lease = await one.lock("a").acquire()
         with pytest.raises(holdfast.AcquireTimeout) as caught:
-            async with two.lock("a", wait=0.05):
+            async with two.lock("a", wait=1):
                 raise AssertionError("entered")
         assert isinstance(caught.value, TimeoutError)
         assert isinstance(caught.value, holdfast.NotAcquired)
@@ -79,7 +79,7 @@ def test_waiting_ends_with_acquire_timeout(play: Any) -> None:
         with pytest.raises(holdfast.AcquireTimeout):
             async with two.lock("a", wait=0):
                 raise AssertionError("entered")
-        assert await two.lock("a").acquire(timeout=0.05) is None
+        assert await two.lock("a").acquire(timeout=1) is None
         await lease.release()
 
     play(scenario)
@@ -129,9 +129,9 @@ def test_fences_rise_when_the_counter_is_ahead_of_the_clock(play: Any) -> None:
 def test_the_key_is_a_plain_string_with_the_token_and_a_ttl(play: Any) -> None:
     async def scenario(api: Any) -> None:
         client = api.client(namespace="app:")
-        async with client.lock("a", ttl=5, label="nightly run") as lease:
+        async with client.lock("a", ttl=60, label="nightly run") as lease:
             assert await api.raw("GET", "app:a") == lease.token.encode()
-            assert 4000 < await api.raw("PTTL", "app:a") <= 5000
+            assert 50_000 < await api.raw("PTTL", "app:a") <= 60_000
             assert await api.raw("TYPE", "app:a") == b"string"
             assert lease.name == "a"
             assert "nightly" in lease.token
@@ -143,10 +143,10 @@ def test_the_key_is_a_plain_string_with_the_token_and_a_ttl(play: Any) -> None:
 def test_a_lease_tells_about_itself(play: Any) -> None:
     async def scenario(api: Any) -> None:
         client = api.client()
-        lease = await client.lock("a", ttl=10).acquire()
+        lease = await client.lock("a", ttl=60).acquire()
         assert lease.held
         assert lease
-        assert 9.0 < lease.remaining() <= 10 * 0.99
+        assert 50 < lease.remaining() <= 60 * 0.99
         assert not lease.lost.is_set()
         assert await lease.lost.wait(0.01) is False
         lease.check()
@@ -197,8 +197,8 @@ def test_locked_asks_the_server(play: Any) -> None:
 def test_a_lease_is_renewed(play: Any) -> None:
     async def scenario(api: Any) -> None:
         one, two = api.client(), api.client()
-        async with one.lock("a", ttl=1.5) as lease:
-            await api.sleep(2.5)
+        async with one.lock("a", ttl=3) as lease:
+            await api.sleep(4.0)
             assert lease.held
             assert await two.lock("a").acquire(blocking=False) is None
 
@@ -209,7 +209,7 @@ def test_a_lease_is_renewed(play: Any) -> None:
 def test_without_renewal_it_ends(play: Any) -> None:
     async def scenario(api: Any) -> None:
         one, two = api.client(), api.client()
-        lock = one.lock("a", ttl=0.3, renew=False)
+        lock = one.lock("a", ttl=1, renew=False)
         lease = await lock.acquire()
         assert await lease.lost.wait(5) is True
         assert not lease.held
@@ -232,9 +232,9 @@ def test_a_stolen_key_is_noticed(play: Any) -> None:
     async def scenario(api: Any) -> None:
         client = api.client()
         told: list[Any] = []
-        lease = await client.lock("a", ttl=0.6, on_lost=told.append).acquire()
+        lease = await client.lock("a", ttl=3, on_lost=told.append).acquire()
         await api.raw("SET", "a", "thief", "PX", 60_000)
-        assert await lease.lost.wait(5) is True
+        assert await lease.lost.wait(10) is True
         with pytest.raises(holdfast.LeaseLost, match="another holder"):
             lease.check()
         with pytest.raises(holdfast.LeaseLost):
@@ -285,12 +285,12 @@ def test_max_hold_puts_an_end_to_it(play: Any) -> None:
     async def scenario(api: Any) -> None:
         one, two = api.client(), api.client()
         told: list[Any] = []
-        lease = await one.lock("a", ttl=1.2, max_hold=3.0, on_lost=told.append).acquire()
-        await api.sleep(1.8)
+        lease = await one.lock("a", ttl=2, max_hold=5, on_lost=told.append).acquire()
+        await api.sleep(2.5)
         assert lease.held, "it is renewed until max_hold"
         with pytest.raises(holdfast.InvalidConfig, match="max_hold"):
-            await lease.extend(5)
-        assert await lease.lost.wait(5) is True
+            await lease.extend(10)
+        assert await lease.lost.wait(10) is True
         with pytest.raises(holdfast.LeaseLost, match="max_hold"):
             lease.check()
         async with two.lock("a", wait=5):
@@ -306,9 +306,9 @@ def test_max_hold_puts_an_end_to_it(play: Any) -> None:
 def test_a_lost_lease_occupies_its_object_until_released(play: Any) -> None:
     async def scenario(api: Any) -> None:
         client = api.client()
-        lock = client.lock("a", ttl=0.2, renew=False)
+        lock = client.lock("a", ttl=1.5, renew=False)
         lease = await lock.acquire()
-        await api.sleep(0.4)
+        assert await lease.lost.wait(10)
         assert not lease.held
         assert await lock.acquire(blocking=False) is None
         with pytest.raises(holdfast.LeaseLost):
@@ -368,8 +368,8 @@ def test_with_releases_the_lease_that_it_obtained(play: Any) -> None:
 def test_a_lease_outlives_its_lock_object(play: Any) -> None:
     async def scenario(api: Any) -> None:
         client = api.client()
-        lease = await client.lock("a", ttl=1.5).acquire()
-        await api.sleep(2.5)
+        lease = await client.lock("a", ttl=3).acquire()
+        await api.sleep(4.0)
         assert lease.held
         await lease.release()
 
@@ -451,7 +451,7 @@ def test_cancelled_while_asking_or_waiting_it_leaves_no_key(play: Any, seconds: 
         lease = await one.lock("a").acquire()
 
         async def waiter() -> None:
-            async with two.lock("a"), two.lock("b"):
+            async with two.lock("a", ttl=60), two.lock("b", ttl=60):
                 raise AssertionError("entered")
 
         handle = api.spawn(waiter)
@@ -460,7 +460,11 @@ def test_cancelled_while_asking_or_waiting_it_leaves_no_key(play: Any, seconds: 
         with pytest.raises(api.Cancelled):
             await handle.join()
         await lease.release()
-        assert await api.raw("EXISTS", "a", "b") == 0
+
+        async def is_free() -> bool:
+            return bool(await api.raw("EXISTS", "a", "b") == 0)
+
+        await until(api, is_free)  # if the server is slow, the keeper cleans up; their ttl would take longer
 
     play(scenario)
 
@@ -492,7 +496,7 @@ def test_the_body_is_cancelled_when_the_lease_is_lost(play: Any) -> None:
             return
         client = api.client()
         with pytest.raises(holdfast.LeaseLost):
-            async with client.lock("a", ttl=0.5):
+            async with client.lock("a", ttl=3):
                 await api.raw("DEL", "a")
                 await api.sleep(30)
                 raise AssertionError("not cancelled")

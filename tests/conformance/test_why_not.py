@@ -31,10 +31,10 @@ def test_nested_in_itself_it_says_so(play: Any, kind: str, way: str) -> None:
         client = api.client()
         if way == "with":
             async with ASK[kind](client):
-                said = await refusal_of(ASK[kind](client, wait=0.05))
+                said = await refusal_of(ASK[kind](client, wait=1))
         else:
             lease = await ASK[kind](client).acquire()
-            said = await refusal_of(ASK[kind](client, wait=0.05))
+            said = await refusal_of(ASK[kind](client, wait=1))
             await lease.release()
         assert "this thread or task" in said
         assert "Nested by mistake?" in said
@@ -48,7 +48,7 @@ def test_held_by_another_thread_or_task_it_does_not_ask_that(play: Any, kind: st
         client = api.client()
 
         async def ask() -> str:
-            return await refusal_of(ASK[kind](client, wait=0.05))
+            return await refusal_of(ASK[kind](client, wait=1))
 
         async with ASK[kind](client):
             said = await api.spawn(ask).join()
@@ -61,7 +61,7 @@ def test_held_by_another_thread_or_task_it_does_not_ask_that(play: Any, kind: st
 
 def test_an_object_that_is_shared_is_not_nested_either(play: Any) -> None:
     async def scenario(api: Any) -> None:
-        lock = api.client().lock("a", wait=0.05)
+        lock = api.client().lock("a", wait=1)
         async with lock:
             said = await api.spawn(lambda: refusal_of(lock)).join()
         assert "another thread or task of this process holds it" in said
@@ -80,7 +80,7 @@ def test_the_task_that_has_acquired_it_may_be_gone(play: Any, kind: str) -> None
 
         await api.spawn(take).join()
         gc.collect()
-        said = await refusal_of(ASK[kind](client, wait=0.05))
+        said = await refusal_of(ASK[kind](client, wait=1))
         assert "another thread or task of this process holds" in said
         await leases[0].release()
 

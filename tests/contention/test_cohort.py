@@ -90,7 +90,10 @@ def check_passes(register: Register, steps: int) -> None:
     assert steps < 104, f"{steps} steps for 208 acquisitions"
 
 
-def test_threads_pass_the_lock_on_without_the_server(client: holdfast.Client, admin: redis.Redis) -> None:
+def test_threads_pass_the_lock_on_without_the_server(
+    client: holdfast.Client, admin: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.protocol.wait.waiter.PASS_WINDOW", 60.0)  # however slowly these threads wake up
     admin.config_resetstat()
     register = work_with_threads(client, 16, 13)
     check_passes(register, steps_sent(admin))
@@ -154,15 +157,15 @@ def test_each_holder_of_a_cohort_has_its_own_terms(face: Any, admin: redis.Redis
 
 def test_lease_that_was_passed_on_is_renewed(face: Any, admin: redis.Redis) -> None:
     for _ in range(10):
-        first = face.lock("x", ttl=0.6).acquire(timeout=5)
-        waiter = wait_in_local_queue(face, face.lock("x", ttl=0.6))
+        first = face.lock("x", ttl=2.4).acquire(timeout=5)
+        waiter = wait_in_local_queue(face, face.lock("x", ttl=2.4))
         first.release()
         second = waiter.outcome()
         if second.token == first.token:
             break
         second.release()  # we were too slow, and it went by the server
     assert second.token == first.token, "it was passed on"
-    time.sleep(1.1)
+    time.sleep(2.6)
     assert second.held
     assert not first.held
     second.release()
@@ -182,7 +185,7 @@ def test_lost_lease_keeps_its_object_shut_and_nobody_else(face: Any, admin: redi
     assert lease.lost.is_set()
     assert next_lease.held
     next_lease.release()
-    assert lock.acquire(timeout=0.1) is None, "the object is occupied by the lease that was lost"
+    assert lock.acquire(timeout=1) is None, "the object is occupied by the lease that was lost"
     with face.lock("x"):
         pass
     with pytest.raises(holdfast.LeaseLost):
@@ -232,12 +235,17 @@ async def test_lock_object_shared_by_tasks(url: str, admin: redis.Redis) -> None
 def test_two_clients_of_one_process_take_turns(connect: Any, url: str, admin: redis.Redis) -> None:
     """Neither keeps the lock to itself, however many of its own would like to have it."""
     faces = [connect(url), connect(url)]
-    until = time.monotonic() + 1.0
+    began = time.monotonic()
     holders: list[int] = []
     inside = threading.Lock()
 
+    def goes_on() -> bool:
+        """For a second, and longer on a busy machine, until each has had it often enough."""
+        passed = time.monotonic() - began
+        return passed < 1.0 or (passed < 15.0 and min(holders.count(0), holders.count(1)) <= 20)
+
     def work(number: int) -> None:
-        while time.monotonic() < until:
+        while goes_on():
             lease = faces[number].lock("x", cohort=5).acquire(timeout=20)
             assert inside.acquire(blocking=False), "two hold"
             holders.append(number)
@@ -276,7 +284,7 @@ def test_other_client_waits_no_longer_than_a_stint(connect: Any, url: str, admin
     over.set()
     for worker in workers:
         worker.outcome()
-    assert min(waits) < SOON, waits
+    assert min(waits) < 1.0, waits
     assert max(waits) < 5, waits
 
 

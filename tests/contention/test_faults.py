@@ -195,7 +195,7 @@ def test_closing_a_client_ends_its_waiters(connect: Any, url: str, admin: redis.
     released_at = time.monotonic()
     held.release()
     patient.outcome().release()
-    assert patient.ended_at - released_at < 0.5 + SOON, "whoever is gone does not hold up the next"
+    assert patient.ended_at - released_at < 1.5, "whoever is gone does not hold up the next"
     eventually(lambda: lock_keys(admin) == [])
 
 
@@ -242,9 +242,9 @@ def test_fork_while_threads_wait(client: holdfast.Client, url: str, admin: redis
         def work() -> None:
             with client.lock("y"):
                 pass
-            assert client.lock("x").acquire(timeout=0.3) is None
+            assert client.lock("x").acquire(timeout=1) is None
             assert client.lock("x").acquire(blocking=False) is None
-            assert queued_pids(admin) == [os.getppid()], "that of the parent is where it was"
+            eventually(lambda: queued_pids(admin) == [os.getppid()], what="that of the parent is where it was")
             client.close()
 
         in_child(work)
@@ -296,7 +296,7 @@ async def test_fork_while_tasks_wait(url: str, admin: redis.Redis) -> None:
         async def use() -> None:
             async with client.lock("y"):
                 pass
-            assert await client.lock("x").acquire(timeout=0.2) is None
+            assert await client.lock("x").acquire(timeout=1) is None
             await client.aclose()
 
         in_child(lambda: asyncio.run(use()))

@@ -27,7 +27,8 @@ from tests.proxy import Proxy
 from tests.support import Script, async_eventually, asyncio_test, eventually, lock_keys
 
 # By design it is one and a half seconds, whatever the ttl.
-PASSED_OVER_WITHIN = 2.5
+PASSED_OVER_WITHIN = 5.0
+CLEANED_UP = "if the server is busy, the keeper cleans up"
 
 
 def test_processes_are_served_in_the_order_of_their_arrival(
@@ -113,7 +114,7 @@ def test_many_frozen_heads_cost_the_ttl_of_one(client: holdfast.Client, url: str
         import threading
         client = holdfast.connect(url)
         for _ in range(20):
-            threading.Thread(target=client.lock("x", ttl=1.5, cohort=0).acquire, daemon=True).start()
+            threading.Thread(target=client.lock("x", ttl=2.5, cohort=0).acquire, daemon=True).start()
         time.sleep(60)
     """
     with Script(code, url) as crowd:
@@ -124,7 +125,7 @@ def test_many_frozen_heads_cost_the_ttl_of_one(client: holdfast.Client, url: str
             released_at = time.monotonic()
             held.release()
             lease = follower.outcome()
-            assert follower.ended_at - released_at < PASSED_OVER_WITHIN
+            assert follower.ended_at - released_at < 4.5, "the ttl of two is 5 s"
             assert lease
             lease.release()
 
@@ -192,10 +193,11 @@ def test_head_that_died_long_before_costs_nothing(client: holdfast.Client, url: 
             follower = acquire_later(another.lock("x", ttl=600), admin)
             head.process.send(signal.SIGSTOP)
             eventually(lambda: head.pid not in queued_pids(admin), 5.0, "it loses its place")
-            released_at = time.monotonic()
+            (token,) = queue_of(admin)
             held.release()
+            owner = admin.get("x")
             lease = follower.outcome()
-            assert follower.ended_at - released_at < SOON
+            assert owner == token.encode(), "it was granted at once"
             assert lease
             lease.release()
 
@@ -230,7 +232,7 @@ def test_waiter_that_gives_up_leaves_the_queue(connect: Any, url: str, admin: re
     impatient = acquire_later(first.lock("x", ttl=600), admin, timeout=0.7)
     patient = acquire_later(second.lock("x", ttl=600), admin)
     assert impatient.outcome() is None
-    eventually(lambda: len(queue_of(admin)) == 1, what="the clean-up is left to the keeper if the server is busy")
+    eventually(lambda: len(queue_of(admin)) == 1, what=CLEANED_UP)
     held.release()
     patient.outcome().release()
     check_nobody_queues(admin)
@@ -240,7 +242,7 @@ def test_waiter_that_gives_up_leaves_the_queue(connect: Any, url: str, admin: re
 def test_waiter_that_gives_up_in_line_is_not_called(face: Any, admin: redis.Redis) -> None:
     """The same within one process."""
     held = face.lock("x", ttl=600).acquire(timeout=5)
-    impatient = Background(lambda: face.lock("x", ttl=600).acquire(timeout=0.3))
+    impatient = Background(lambda: face.lock("x", ttl=600).acquire(timeout=1))
     time.sleep(0.1)
     patient = Background(lambda: face.lock("x", ttl=600).acquire(timeout=20))
     assert impatient.outcome() is None
@@ -269,7 +271,7 @@ async def test_cancelled_waiter_leaves_the_queue(url: str, admin: redis.Redis) -
         cancelled.cancel()
         with pytest.raises(asyncio.CancelledError):
             await cancelled
-        assert len(queue_of(admin)) == 1
+        await async_eventually(lambda: len(queue_of(admin)) == 1, what=CLEANED_UP)
         released_at = time.monotonic()
         await held.release()
         lease = await patient
@@ -309,17 +311,22 @@ async def test_waiter_cancelled_in_its_turn_passes_it_on(url: str, admin: redis.
             assert lease
             await lease.release()
             assert lock_keys(admin) == []
+            await async_eventually(lambda: queue_of(admin) == [], what=CLEANED_UP)
             check_nobody_queues(admin)
 
 
 def test_waiter_that_never_had_it_leaves_no_trace(face: Any, admin: redis.Redis) -> None:
     admin.set("x", "another's")
-    for _ in range(5):
-        assert face.lock("x").acquire(timeout=0.1) is None
+    with face.lock("warm"):
+        pass
+    for _ in range(3):
+        assert face.lock("x").acquire(timeout=0.5) is None
+        eventually(lambda: queue_of(admin) == [], what=CLEANED_UP)
         check_nobody_queues(admin)
     with pytest.raises(holdfast.AcquireTimeout):
-        with face.lock("x", wait=0.1):
+        with face.lock("x", wait=0.5):
             pass
+    eventually(lambda: queue_of(admin) == [], what=CLEANED_UP)
     check_nobody_queues(admin)
     assert lock_keys(admin) == ["x"]
 

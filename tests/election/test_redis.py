@@ -37,11 +37,11 @@ CANDIDATE = """
 """
 
 
-def test_when_the_leader_is_killed_another_leads(url: str, client: holdfast.Client) -> None:
+def test_when_the_leader_is_killed_another_leads(url: str, client: holdfast.Client, admin: redis.Redis) -> None:
     with Script(CANDIDATE, url, TTL, "first", "long") as first:
         killed_fence = int(first.hear().split()[2])
         with Script(CANDIDATE, url, TTL, "second", "long") as second:
-            time.sleep(0.5)
+            eventually(lambda: admin.zcard("boss:hf1:queue:{boss}"), 20.0, "the second one stands in the queue")
             leader = client.election("boss").leader()
             assert leader
             assert (leader.label, leader.pid, leader.fence) == ("first", first.pid, killed_fence)

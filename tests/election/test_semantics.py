@@ -227,7 +227,7 @@ def test_terms_wait_as_long_as_they_were_told_to(play: Any) -> None:
     async def scenario(api: Any) -> None:
         async with api.client().lock("a"):
             with pytest.raises(holdfast.AcquireTimeout, match="'a'"):
-                async for _ in api.client().election("a", wait=0.1).terms():
+                async for _ in api.client().election("a", wait=1).terms():
                     raise AssertionError("two lead")
 
     play(scenario)

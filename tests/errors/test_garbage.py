@@ -104,7 +104,7 @@ def test_nobody_there() -> None:
 
 
 def test_a_server_that_hangs(server: Server) -> None:
-    with holdfast.connect(server.url, timeout=0.2) as client:
+    with holdfast.connect(server.url, timeout=1.0) as client:
         with client.lock("warm"):
             pass
         with no_knots():
@@ -207,7 +207,7 @@ async def test_asyncio_nobody_there() -> None:
 
 @asyncio_test
 async def test_asyncio_a_server_that_hangs(server: Server) -> None:
-    async with holdfast.aio.connect(server.url, timeout=0.2) as client:
+    async with holdfast.aio.connect(server.url, timeout=1.0) as client:
         async with client.lock("warm"):
             pass
         with no_knots():

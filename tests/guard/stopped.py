@@ -1,12 +1,13 @@
 """A holder that is stopped in mid-write: it has looked at its lease, prepared its data, and not yet written.
 
-Run as a process of its own: ``write(url, kind, where)``. It says "in mid-write", and goes on once the clock has jumped
-ahead, which is how it knows that it was stopped.
+Run as a process of its own: ``write(url, kind, where)``. It says "in mid-write", and goes on once it was stopped and
+woken, which is when it gets SIGCONT.
 """
 
 from __future__ import annotations
 
-import time
+import signal
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -14,25 +15,22 @@ import holdfast
 from holdfast.guard import file, sql
 from tests.guard.resources import RedisResource, Resource, open_resource
 
-GAP_S = 0.5
-
-
 def say(word: str) -> None:
     print(word, flush=True)
 
 
 def be_stopped() -> None:
+    woken = threading.Event()
+    signal.signal(signal.SIGCONT, lambda *_: woken.set())
     say("in mid-write")
-    last = now = time.monotonic()
-    while now - last < GAP_S:
-        time.sleep(0.005)
-        last, now = now, time.monotonic()
+    while not woken.wait(0.005):
+        pass
 
 
 def write(url: str, kind: str, where: str, *, guarded: bool = True) -> None:
     resource = open_resource(kind, where)
     client = holdfast.connect(url)
-    lease = client.lock("x", ttl=0.6).acquire()
+    lease = client.lock("x", ttl=2).acquire()
     assert lease
     _stop_at_the_last_moment(resource)
     try:

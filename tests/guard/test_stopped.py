@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import time
 from collections.abc import Callable
 
 import redis
@@ -19,9 +18,7 @@ CODE = "from tests.guard import stopped; stopped.write(*sys.argv[1:4], guarded=s
 def succeed(script: Script, resource: Resource, client: holdfast.Client, admin: redis.Redis) -> int:
     """Stop it, write in its place, wake it; the fence of the new holder."""
     script.hear("in mid-write")
-    time.sleep(0.05)  # it has begun to watch the clock
     script.send(signal.SIGSTOP)
-    time.sleep(0.8)  # a gap that it cannot overlook, and longer than its ttl
     eventually(lambda: not admin.exists("x"), what="its lease has ended on the server")
     with client.lock("x") as lease:
         resource.write("fresh", lease)

@@ -247,8 +247,10 @@ def test_an_interrupt_on_the_way_leaves_nothing_behind(face: str, proxy: Proxy, 
 
             async def cancelled() -> None:
                 async with holdfast.aio.connect(proxy.url) as other:
+                    adopting = asyncio.create_task(other.adopt(ticket))
+                    await asyncio.to_thread(proxy.await_request, "pool_adopt")
                     with pytest.raises(TimeoutError):
-                        await asyncio.wait_for(other.adopt(ticket), 0.2)
+                        await asyncio.wait_for(adopting, 0.2)
 
             asyncio.run(cancelled())
         with client.semaphore("x", 1, wait=10) as later:
@@ -273,7 +275,7 @@ def test_a_lock_of_history_cannot_be_handed_over(client: holdfast.Client) -> Non
 
 
 def test_no_ticket_without_a_server(server: Server) -> None:
-    with holdfast.connect(server.url, timeout=0.3) as client:
+    with holdfast.connect(server.url, timeout=1.5) as client:
         lease = client.lock("x", ttl=20).acquire()
         assert lease
         server.pause()

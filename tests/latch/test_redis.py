@@ -98,9 +98,10 @@ def test_waiters_do_not_poll(url: str, admin: redis.Redis) -> None:
     with holdfast.connect(url) as client:
         waiting = Waiting([client.latch("a", 1) for _ in range(50)])
         eventually(lambda: waiters_of(admin, "a") == 1)
+        began = time.monotonic()
         with counted(admin) as scripts:
             time.sleep(2)
-        assert scripts[0] <= 6, "one look every half second"
+        assert scripts[0] <= 2 + 2 * (time.monotonic() - began), "one look every half second"
         client.latch("a", 1).count_down()
         waiting.join()
 
@@ -124,7 +125,7 @@ def test_processes_meet(url: str, admin: redis.Redis) -> None:
             one.write("\n")
             two.write("\n")
             assert {one.hear(), two.hear()} == {"2", "1"}
-            assert waiters_of(admin, "a") == 2, "the one that died had not counted"
+            eventually(lambda: waiters_of(admin, "a") == 2, what="both wait: the one that died had not counted")
             with Script(worker, url) as replaces:
                 replaces.hear("ready")
                 replaces.write("\n")
@@ -169,7 +170,7 @@ def test_a_count_down_that_arrives_after_all_is_counted_once(connect: Any, proxy
 
 
 def test_no_answer_at_all_is_an_unknown_outcome(connect: Any, proxy: Proxy, url: str) -> None:
-    latch = latch_of(connect(proxy.url, timeout=0.4), "a", 3)
+    latch = latch_of(connect(proxy.url, timeout=1.5), "a", 3)
     latch.count()
     proxy.on("latch_count_down", MUTE_REPLY, times=100)
     with took(less_than=5), pytest.raises(holdfast.OutcomeUnknown, match=r"count_down of 'a'.*count\(\)") as caught:
@@ -190,7 +191,7 @@ def test_a_hung_server_is_not_waited_for_longer_than_asked(connect: Any, server:
     latch = latch_of(connect(server.url), "a", 1)
     latch.count()
     server.pause()
-    with took(less_than=2.5), pytest.raises(holdfast.Unavailable):
+    with took(less_than=4.5), pytest.raises(holdfast.Unavailable):
         latch.wait(0.5)
     server.resume()
 
@@ -198,7 +199,7 @@ def test_a_hung_server_is_not_waited_for_longer_than_asked(connect: Any, server:
 def test_first_contact_with_nobody_fails_at_once(connect: Any) -> None:
     latch = latch_of(connect("redis://127.0.0.1:1/0"), "a", 1)
     for method in ("count", "count_down", "wait"):
-        with took(less_than=2.5), pytest.raises(holdfast.Unavailable, match="nothing listens there"):
+        with took(less_than=4.5), pytest.raises(holdfast.Unavailable, match="nothing listens there"):
             getattr(latch, method)()
 
 

@@ -15,7 +15,7 @@ import holdfast
 import holdfast.aio
 from tests.processes.test_fork import in_child
 from tests.servers import Server
-from tests.support import Script, asyncio_test, eventually, lock_keys
+from tests.support import Script, async_eventually, asyncio_test, eventually, lock_keys
 
 # Forking a process that has threads is deprecated since Python 3.12, and yet it is what a test here is about.
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
@@ -190,7 +190,7 @@ async def test_a_cancelled_waiter_leaves_its_place(url: str, admin: redis.Redis)
             waiter.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await waiter
-            assert not admin.exists("b:hf1:queue:{b}")
+            await async_eventually(lambda: not admin.exists("b:hf1:queue:{b}"), what="if need be, by the keeper")
         assert lock_keys(admin) == []
 
 

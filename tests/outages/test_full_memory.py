@@ -74,9 +74,9 @@ def test_release_resent_to_a_full_server_works_and_is_buried_once_there_is_room(
 
 
 def test_lease_is_renewed(face: Any, admin: redis.Redis) -> None:
-    lease = face.lock("x", ttl=0.7).acquire(timeout=5)
+    lease = face.lock("x", ttl=2.4).acquire(timeout=5)
     fill_up(admin)
-    time.sleep(1.1)
+    time.sleep(2.6)
     assert lease.held
     lease.release()
     assert lock_keys(admin) == []
@@ -86,7 +86,7 @@ def test_acquire_waits_for_room_and_says_what_it_waits_for(face: Any, admin: red
     with face.lock("warm"):
         pass
     fill_up(admin)
-    with took(less_than=2.5), pytest.raises(holdfast.Unavailable, match="out of memory.*maxmemory"):
+    with took(less_than=4.5), pytest.raises(holdfast.Unavailable, match="out of memory.*maxmemory"):
         face.lock("x").acquire(timeout=0.3)
     assert lock_keys(admin) == []
     admin.config_set("maxmemory", 0)

@@ -24,7 +24,7 @@ from tests.proxy import LOSE_REQUEST, Proxy, dribble
 from tests.servers import Server
 from tests.support import Script, async_eventually, asyncio_test, eventually, later, lock_keys, took
 
-SOON = 2.5
+SOON = 4.5
 
 
 @pytest.fixture(params=["stopped", "blackhole"])
@@ -150,7 +150,7 @@ def test_first_contact_is_given_up_after_the_timeout_of_the_client(
 
 
 def test_what_comes_after_the_first_contact_is_waited_for(connect: Any, hang: Any) -> None:
-    face = warmed(connect, hang.url, timeout=0.2)
+    face = warmed(connect, hang.url, timeout=0.8)
     hang()
     with later(1.0, hang.heal), took(less_than=8.0, at_least=0.9):
         face.lock("x").acquire().release()
@@ -200,18 +200,18 @@ def test_held_is_never_true_after_the_deadline(connect: Any, server: Server) -> 
 
 def test_lease_survives_a_short_hang(connect: Any, server: Server, admin: redis.Redis) -> None:
     face = warmed(connect, server.url, timeout=0.5)
-    lease = face.lock("x", ttl=1.5).acquire(timeout=5)
+    lease = face.lock("x", ttl=3).acquire(timeout=5)
     server.pause()
-    time.sleep(0.65)  # the first renewal falls due, and fails
+    time.sleep(1.3)  # the first renewal falls due, and fails
     server.resume()
-    time.sleep(1.0)
+    time.sleep(2.0)
     assert lease.held
     assert admin.get("x") == lease.token.encode()
     lease.release()
 
 
 def test_release_takes_no_longer_than_the_timeout(connect: Any, hang: Any, admin: redis.Redis) -> None:
-    face = warmed(connect, hang.url, timeout=0.3)
+    face = warmed(connect, hang.url, timeout=1.0)
     lease = face.lock("x").acquire(timeout=5)
     hang()
     with took(less_than=SOON), pytest.raises(holdfast.OutcomeUnknown) as caught:
@@ -223,7 +223,7 @@ def test_release_takes_no_longer_than_the_timeout(connect: Any, hang: Any, admin
 
 
 def test_extend_and_locked_take_no_longer_than_the_timeout(connect: Any, hang: Any) -> None:
-    face = warmed(connect, hang.url, timeout=0.3)
+    face = warmed(connect, hang.url, timeout=1.0)
     lease = face.lock("x").acquire(timeout=5)
     hang()
     with took(less_than=SOON), pytest.raises(holdfast.Unavailable):

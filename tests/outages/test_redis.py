@@ -29,9 +29,9 @@ def replica() -> Iterator[Server]:
 
 
 PATIENT: dict[str, Callable[[Any], Any]] = {
-    "lock": lambda client: client.lock("x").acquire(timeout=0.5),
-    "several names": lambda client: client.lock("x", "y").acquire(timeout=0.5),
-    "semaphore": lambda client: client.semaphore("x", 2).acquire(timeout=0.5),
+    "lock": lambda client: client.lock("x").acquire(timeout=1.5),
+    "several names": lambda client: client.lock("x", "y").acquire(timeout=1.5),
+    "semaphore": lambda client: client.semaphore("x", 2).acquire(timeout=1.5),
     "latch": lambda client: client.latch("x", 2).wait(0.5),
     "value": lambda client: client.get_or_compute("x", lambda: 1, wait=0.5),
 }
@@ -168,7 +168,7 @@ def test_the_holder_of_a_busy_lock_is_named(connect: Any, url: str) -> None:
 
     lease = connect(url).lock("x", label="nightly-report 中文%").acquire(timeout=5)
     with pytest.raises(holdfast.AcquireTimeout, match=r"\(pid \d+\), label 'nightly-report 中文%' holds it") as caught:
-        with connect(url).lock("x", wait=0.2):
+        with connect(url).lock("x", wait=1):
             pass
     holder = caught.value.holder
     assert holder is not None

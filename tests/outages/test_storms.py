@@ -281,9 +281,10 @@ def test_killed_connections_do_not_make_a_try_without_waiting_fail(face: Any, ad
 
 def test_lease_survives_a_restart_that_lost_nothing(connect: Any, mortal: Server) -> None:
     face = connect(mortal.url)
-    lease = face.lock("x", ttl=1.8).acquire(timeout=5)
+    lease = face.lock("x", ttl=6).acquire(timeout=5)
     mortal.restart(empty=False)
-    time.sleep(1.2)
+    left = lease.remaining()
+    eventually(lambda: lease.remaining() > left, what="it is renewed there")
     assert lease.held
     lease.release()
 

@@ -4,7 +4,8 @@ They come from the interpreter's ``test`` package; where a distribution leaves t
 Threads get an adapter: a Permit becomes True, and ``release(n)`` releases n times. The asyncio ones are read from
 source and changed in a few ways, because a semaphore beyond the process cannot do otherwise: ``release`` and ``locked``
 are awaited, a pause of one loop turn becomes a short one in time, a semaphore that begins with 0 permits is one whose
-two permits are taken, and assertions about the private ``_waiters`` and ``_value`` are left out.
+two permits are taken, what a test asserts may come true a little later, and assertions about the private ``_waiters``
+and ``_value`` are left out.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import pytest
 
 import holdfast
 import holdfast.aio
-from tests.conformance.test_cpython_locks import run_case
+from tests.conformance.test_cpython_locks import patient, run_case
 from tests.servers import Server
 
 # What speaks of CPython's internals, or of semaphores that count without bound.
@@ -108,7 +109,7 @@ class _ForASemaphoreBeyondTheProcess(ast.NodeTransformer):
 @pytest.mark.parametrize("name", ASYNCIO)
 def test_asyncio(name: str, server: Server) -> None:
     source = textwrap.dedent(inspect.getsource(getattr(asyncio_tests.SemaphoreTests, name)))
-    tree = ast.fix_missing_locations(_ForASemaphoreBeyondTheProcess().visit(ast.parse(source)))
+    tree = patient(_ForASemaphoreBeyondTheProcess().visit(ast.parse(source)))
     clients: list[holdfast.aio.Client] = []
 
     def make_semaphore(value: int = 1) -> holdfast.aio.Semaphore:

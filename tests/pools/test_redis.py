@@ -363,7 +363,7 @@ def test_ctrl_c_leaves_nothing_behind(url: str, admin: redis.Redis, mode: str) -
 
 
 def test_what_is_dropped_is_warned_of_and_ends_by_its_ttl(client: holdfast.Client) -> None:
-    lease: Any = client.semaphore("x", 1, ttl=0.5).acquire()
+    lease: Any = client.semaphore("x", 1, ttl=1.5).acquire()
     assert lease.held
     with pytest.warns(ResourceWarning, match="dropped without release"):
         del lease

@@ -19,6 +19,11 @@ async def inside(api: Any, name: str) -> int:
     return int(await api.raw("ZCARD", f"{name}:hf1:holders:{{{name}}}")) // 3
 
 
+async def waiting(api: Any, name: str) -> list[bytes]:
+    """The tokens in the queue."""
+    return [token for token in await api.raw("ZRANGE", f"{name}:hf1:queue:{{{name}}}", "0", "-1") if token]
+
+
 async def assert_forgotten(api: Any, name: str = "a") -> None:
     """Nothing is left but the fence."""
     for key in ("holders", "queue", "waiters"):
@@ -56,8 +61,8 @@ class Scribe:
     async def _settle(self, leaving: set[str] | frozenset[str] = frozenset()) -> None:
         """Until they have left, everybody is in or in the queue, and nothing more comes of that."""
         for _ in range(1000):
-            waiting = [token for token in await self.api.raw("ZRANGE", "a:hf1:queue:{a}", "0", "-1") if token]
-            if leaving <= self._gone and len(self.log) + len(waiting) >= len(self.handles):
+            queue = await waiting(self.api, "a")
+            if leaving <= self._gone and len(self.log) + len(queue) >= len(self.handles):
                 break
             await self.api.sleep(0.01)
         await self.api.sleep(0.1)
@@ -79,7 +84,7 @@ def test_no_more_hold_than_there_are_permits(play: Any) -> None:
         assert second.fence > first.fence
         assert await one.semaphore("a", 2).acquire(blocking=False) is None
         with pytest.raises(holdfast.AcquireTimeout, match=r"all of its 2 permits are taken\. .*\. One holder is \w"):
-            async with two.semaphore("a", 2, wait=0.05):
+            async with two.semaphore("a", 2, wait=1):
                 raise AssertionError("entered")
         assert await two.semaphore("a", 2).locked() is True
         await first.release()
@@ -244,7 +249,7 @@ def test_permits_are_given_in_the_order_of_arrival(play: Any) -> None:
 def test_the_place_of_a_dead_holder_is_free_after_its_ttl(play: Any) -> None:
     async def scenario(api: Any) -> None:
         one, two = api.client(), api.client()
-        dead = await one.semaphore("a", 2, ttl=0.6, renew=False).acquire()
+        dead = await one.semaphore("a", 2, ttl=1.5, renew=False).acquire()
         alive = await one.semaphore("a", 2, ttl=TTL).acquire()
         async with two.semaphore("a", 2, wait=5) as lease:
             assert lease.slot == dead.slot
@@ -262,7 +267,7 @@ def test_a_place_that_was_taken_away_is_missed_by_the_next_renewal(play: Any) ->
     async def scenario(api: Any) -> None:
         client = api.client()
         told: list[Any] = []
-        lost = await client.semaphore("a", 2, ttl=0.6, on_lost=told.append).acquire()
+        lost = await client.semaphore("a", 2, ttl=3, on_lost=told.append).acquire()
         kept = await client.semaphore("a", 2, ttl=TTL).acquire()
         await api.raw("ZREM", "a:hf1:holders:{a}", lost.token)
         assert await lost.lost.wait(5) is True
@@ -334,7 +339,7 @@ class _Impatient:
 
 class _ImpatientClient:
     def __init__(self, client: Any) -> None:
-        self.rwlock = lambda name, **options: client.rwlock(name, wait=0.05, **options)
+        self.rwlock = lambda name, **options: client.rwlock(name, wait=1, **options)
 
 
 def test_readers_that_stand_together_come_in_together_and_pass_no_writer(play: Any) -> None:
@@ -370,14 +375,14 @@ def test_a_writer_that_gives_up_lets_those_behind_it_in(play: Any) -> None:
         reading = await api.client().rwlock("a", ttl=TTL).read.acquire()
 
         async def give_up() -> Any:
-            return await api.client().rwlock("a", ttl=TTL).write.acquire(timeout=0.6)
+            return await api.client().rwlock("a", ttl=TTL).write.acquire(timeout=2.0)
 
         writer = api.spawn(give_up)
-        await api.sleep(0.2)
+        await until(api, lambda: waiting(api, "a"))
         await scribe.start("R", api.client().rwlock("a", ttl=TTL, wait=30).read)
         assert scribe.log == []
         assert await writer.join() is None
-        await api.sleep(0.2)
+        await until(api, lambda: scribe.log)
         assert scribe.log == ["R"]
         await scribe.leave("R")
         await scribe.join()
@@ -400,6 +405,7 @@ def test_from_writing_to_reading_nobody_gets_in_between(play: Any) -> None:
         fence = lease.fence
         await lease.downgrade()
         await lease.downgrade()
+        await until(api, lambda: scribe.log)
         await api.sleep(0.2)
         assert scribe.log == ["R1"], "who is before the next writer"
         assert lease.held
@@ -410,6 +416,7 @@ def test_from_writing_to_reading_nobody_gets_in_between(play: Any) -> None:
         with pytest.raises(holdfast.WouldDeadlock):
             await mine.write.acquire()
         await lease.release()
+        await until(api, lambda: len(scribe.log) > 1)
         await api.sleep(0.2)
         assert scribe.log == ["R1", "W"]
         await scribe.leave("W", "R2")
@@ -424,10 +431,10 @@ def test_from_writing_to_reading_nobody_gets_in_between(play: Any) -> None:
 
 def test_a_downgraded_lease_is_kept_and_left_like_any_other(play: Any) -> None:
     async def scenario(api: Any) -> None:
-        rw = api.client().rwlock("a", ttl=1.5)
+        rw = api.client().rwlock("a", ttl=3)
         async with rw.write as lease:
             await lease.downgrade()
-            await api.sleep(2.5)
+            await api.sleep(4.0)
             assert lease.held
             async with api.client().rwlock("a", wait=0).read:
                 pass
@@ -477,7 +484,7 @@ def test_who_reads_cannot_ask_to_write(play: Any) -> None:
 
 def test_who_waits_in_vain_for_its_own_writing_is_told_so(play: Any) -> None:
     async def scenario(api: Any) -> None:
-        rw = api.client().rwlock("a", ttl=TTL, wait=0.05)
+        rw = api.client().rwlock("a", ttl=TTL, wait=0.7)
         async with rw.write as lease:
             with pytest.raises(holdfast.AcquireTimeout, match=r"this thread or task writes it, .* downgrade\(\)"):
                 async with rw.read:
@@ -610,7 +617,7 @@ def test_who_writes_and_asks_to_read_would_wait_for_itself(play: Any) -> None:
                         raise AssertionError("entered")
                 # What does not wait for ever ends like any other wait.
                 assert await read.acquire(blocking=False) is None
-                assert await read.acquire(timeout=0.01) is None
+                assert await read.acquire(timeout=1) is None
             await lease.downgrade()
             async with rw.read:
                 pass

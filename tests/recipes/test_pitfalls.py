@@ -354,7 +354,7 @@ def test_nor_does_one_that_hangs_after_a_refusal(connect: Any, proxy: Proxy, adm
 
 
 def test_a_hung_server_does_not_outlast_patience(connect: Any, server: Server) -> None:
-    face = connect(server.url, timeout=0.3)
+    face = connect(server.url, timeout=1.0)
     for name in ("setnx", "getset", "watch"):
         with face.recipe(name, "foo"):
             pass

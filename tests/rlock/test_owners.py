@@ -52,7 +52,7 @@ def test_a_new_thread_may_write_where_one_that_has_ended_reads(client: holdfast.
 
 
 def test_a_new_thread_may_wait_to_read_where_one_that_has_ended_writes(client: holdfast.Client) -> None:
-    rw = client.rwlock("x", ttl=1.0, max_hold=2.0)
+    rw = client.rwlock("x", ttl=2.0, max_hold=3.5)
     lease = in_a_thread(rw.write.acquire)
     for _ in range(THREADS):
         error = in_a_thread(lambda: client.rwlock("x", wait=0).read.__enter__())

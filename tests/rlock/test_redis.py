@@ -184,7 +184,7 @@ def test_threads_of_many_processes_count_without_a_loss(server: Server, admin: r
 
 def test_a_dropped_lease_is_noticed_though_it_was_taken_twice(client: holdfast.Client, admin: redis.Redis) -> None:
     def drop() -> None:
-        lock = client.rlock("x", ttl=0.3)
+        lock = client.rlock("x", ttl=1.5)
         assert lock.acquire()
         assert client.rlock("x").acquire()
 
