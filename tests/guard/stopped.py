@@ -15,6 +15,7 @@ import holdfast
 from holdfast.guard import file, sql
 from tests.guard.resources import RedisResource, Resource, open_resource
 
+
 def say(word: str) -> None:
     print(word, flush=True)
 

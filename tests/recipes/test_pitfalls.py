@@ -50,8 +50,11 @@ def test_a_repair_as_written_repairs_nothing_and_stretches_the_living(face: Any,
     admin.set("lock:foo", "a dead one's")
     assert recipe.acquire(blocking=False) is None
     assert admin.ttl("lock:foo") == -1, "-1 is true"
-    admin.pexpire("lock:foo", 490)
-    assert recipe.acquire(blocking=False) is None
+    for _ in range(5):
+        admin.set("lock:foo", "a dead one's", px=490)
+        if recipe.acquire(blocking=False) is None:
+            break
+        recipe.release()  # a busy machine asked when it had ended
     assert admin.pttl("lock:foo") > 1000, "less than half a second reads 0"
 
 
