@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import redis
 import redis.asyncio.sentinel
+import redis.exceptions
 import redis.sentinel
 
 import holdfast
@@ -15,7 +16,7 @@ from holdfast.engines.redis import sentinel
 from holdfast.engines.redis.sentinel import Followed, Node, Primary, Said, Sentinels
 from holdfast.engines.redis.target import resolve
 from holdfast.protocol import primary
-from holdfast.protocol.primary import GO_BACK_AFTER, Choice, Sighting
+from holdfast.protocol.primary import GO_BACK_AFTER, RECHECK_AFTER, Choice, Sighting
 from holdfast.url import locate, redact
 from tests.servers import free_port
 
@@ -315,15 +316,17 @@ def test_sentinels_that_have_not_heard_of_a_failover_send_no_client_back(clock: 
 
 
 class Answering:
-    """A connection to a server that answers ROLE."""
+    """A connection to a server that answers ROLE; without a role, it refuses."""
 
-    def __init__(self, port: int, role: bytes) -> None:
+    def __init__(self, port: int, role: bytes | None) -> None:
         self.host, self.port, self.role = "10.0.0.1", port, role
 
     def send_command(self, name: str) -> None:
         assert name == "ROLE"
 
     def read_response(self) -> list[bytes]:
+        if self.role is None:
+            raise redis.exceptions.NoPermissionError
         return [self.role]
 
 
@@ -341,6 +344,22 @@ def test_a_client_goes_back_at_once_if_the_primary_that_it_follows_was_demoted(c
         play.find(**{**behind, "h2": TimeoutError()})
     assert play.find(**behind) == ("10.0.0.1", 7000)
     assert play.moves == 1
+
+
+@pytest.mark.parametrize("role", [b"master", None])
+def test_a_late_handshake_counts_only_with_the_server_that_a_sentinel_names_after_it(
+    clock: list[float], monkeypatch: pytest.MonkeyPatch, role: bytes | None
+) -> None:
+    play = Play()
+    play.find(h0=state_of(7000, 5))
+    monkeypatch.setattr(play.sentinels, "recheck", lambda: play.find(h0=state_of(7001, 6)))
+    clock[0] = RECHECK_AFTER
+    play.sentinels.check(Answering(7000, role))
+    assert play.moves == 0, "it came in time: nobody was asked"
+    clock[0] = RECHECK_AFTER + 0.1
+    with pytest.raises(holdfast.Unavailable, match="another server has become the primary"):
+        play.sentinels.check(Answering(7000, role))
+    play.sentinels.check(Answering(7001, role))
 
 
 def test_sentinels_that_were_set_up_anew_are_followed_once_most_agree(clock: list[float]) -> None:

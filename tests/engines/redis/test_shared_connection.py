@@ -25,7 +25,7 @@ from holdfast.drivers import clock
 from holdfast.engines.redis.blocking.engine import Engine
 from holdfast.engines.redis.blocking.pipelined_connection import Request
 from holdfast.engines.redis.blocking.shared_connection import SharedConnection
-from holdfast.engines.redis.target import resolve
+from holdfast.engines.redis.target import Target, resolve
 from holdfast.protocol.effects import Command, Step, StepFailed
 from tests.proxy import HOLD, MUTE_REPLY, SWALLOW_REPLY, Proxy, delay, instead
 from tests.servers import Server
@@ -231,6 +231,18 @@ def test_timeout_ends_in_time_and_says_so(shared: SharedConnection) -> None:
     assert time.monotonic() - started < 6.0
     assert caught.value.sent
     assert caught.value.retry
+
+
+def test_nobody_is_asked_who_the_primary_is_if_no_reply_came(
+    shared: SharedConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[float] = []
+    monkeypatch.setattr(Target, "has_moved", lambda _self, _primary, asked_at: asked.append(asked_at))
+    with pytest.raises(StepFailed):
+        shared.call(late(8), SHORT)
+    assert asked == []
+    assert shared.call(echo("a"), LONG) == b"a"
+    assert len(asked) == 1
 
 
 @contextlib.contextmanager
