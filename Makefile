@@ -44,7 +44,7 @@ demo: $(READY)  ## four processes draw a lottery, without a lock and with one
 
 # Tests on real servers mostly wait, so there are more processes than cores.
 test: $(COMPILED)  ## the test suite (about 5 minutes on 2 cores)
-	@$(BIN)/python -m pytest -q -n 5 --dist worksteal -m "not long" $(SERVERS:%=--ignore %)
+	@$(BIN)/python -m pytest -q -n 7 --dist worksteal -m "not long" $(SERVERS:%=--ignore %)
 
 test-long: $(READY)  ## searches of the lab, planted mistakes, faults at random, storms and crowds (about 8 minutes)
 	@$(BIN)/python -m pytest -q -n 3 --dist loadgroup -m long
