@@ -53,8 +53,8 @@ test-engines: $(READY) servers  ## the conformance suite on each engine, and fai
 	@failed=0; \
 	for engine in $(ENGINES); do \
 		echo "conformance on $$engine"; \
-		case $$engine in etcd*) processes=2 ;; *) processes=4 ;; esac; \
-		$(BIN)/python -m pytest -q -n $$processes --dist loadfile --engine $$engine $(CONFORMANCE) || failed=1; \
+		case $$engine in etcd*) processes=4 ;; *) processes=7 ;; esac; \
+		$(BIN)/python -m pytest -q -n $$processes --dist worksteal --engine $$engine $(CONFORMANCE) || failed=1; \
 	done; \
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile $(SERVERS) || failed=1; exit $$failed
 
