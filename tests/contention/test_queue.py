@@ -208,7 +208,7 @@ def test_waiter_that_was_stopped_beyond_its_ttl_waits_again(
     """It was granted the lock while it could not know. When it wakes up the notification is older than its ttl."""
     held = client.lock("x", ttl=600).acquire()
     assert held
-    with Waiter("blocking", url, ttl=1) as head:
+    with Waiter("blocking", url, ttl=3) as head:  # its requests have a third of that, also on a busy machine
         head.queue_up(admin)
         with holdfast.connect(url) as another:
             follower = acquire_later(another.lock("x", ttl=600), admin)

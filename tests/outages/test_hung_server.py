@@ -19,8 +19,10 @@ import redis
 import holdfast
 import holdfast.aio
 from holdfast.engines.redis.blocking import pooled_connection
+from holdfast.engines.redis.blocking.engine import Engine
+from holdfast.engines.redis.target import resolve
 from holdfast.protocol.effects import Command, StepFailed
-from tests.proxy import LOSE_REQUEST, Proxy, dribble
+from tests.proxy import LOSE_REQUEST, SWALLOW_REPLY, Proxy, delay, dribble
 from tests.servers import Server
 from tests.support import Script, async_eventually, asyncio_test, eventually, later, lock_keys, took
 
@@ -387,6 +389,36 @@ def test_an_alarm_of_the_callers_is_not_taken_for_the_servers_silence(server: Se
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, before)
             server.resume()
+
+
+class StoppedBeforeItSends(Engine):
+    """As if the process were stopped between its look at the clock and the send."""
+
+    stopped_for = 0.0
+
+    def _take(self, timeout: float) -> pooled_connection.PooledConnection:
+        connection = super()._take(timeout)
+        time.sleep(self.stopped_for)
+        return connection
+
+
+def test_a_request_that_was_sent_too_late_still_has_time_for_its_reply(
+    proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pooled_connection, "_SPINS", 1)  # else a reply may come while it spins
+    engine = StoppedBeforeItSends(resolve(proxy.url, aio=False))
+    ping = Command(("PING",))
+    try:
+        engine.call(ping, 5.0)
+        engine.stopped_for = 0.3
+        proxy.on("ping", SWALLOW_REPLY)
+        with pytest.raises(StepFailed, match="did not answer"):
+            engine.call(ping, 0.1)
+        monkeypatch.setattr(pooled_connection, "_TIME_AFTER_ALL", 10.0, raising=False)  # for a busy machine
+        proxy.on("ping", delay(0.05))
+        assert engine.call(ping, 0.1) == b"PONG"
+    finally:
+        engine.close()
 
 
 def test_a_timeout_closes_the_connections_that_were_idle_meanwhile(server: Server) -> None:

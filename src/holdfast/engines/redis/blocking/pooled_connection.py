@@ -17,9 +17,11 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from holdfast.engines import greenlets
+from holdfast.engines.redis.failures import LATE
 from holdfast.engines.redis.protocol import MORE, Parser
 from holdfast.engines.redis.target import Target
 
+_TIME_AFTER_ALL: Final = 0.1  # seconds for the reply to a request that this process has sent too late
 _ALWAYS_FITS: Final = 16_384  # bytes that the kernel buffers without waiting for the server; a batch may be larger
 
 # Spinning before poll(): a server nearby answers sooner than a sleeping core wakes up.
@@ -89,7 +91,10 @@ class PooledConnection:
     def _read(self, deadline: float) -> bytes:
         chunk = self._spin() if self._plain else None
         if chunk is None:
-            left = max(0.0, deadline - time.monotonic())  # after the deadline, bytes that have arrived are still read
+            left = deadline - time.monotonic()
+            # After the deadline, bytes that have arrived are still read. If it is long over, this process was stopped
+            # or busy, and the server was asked only now.
+            left = _TIME_AFTER_ALL if left < -LATE else max(0.0, left)
             if not self._plain:
                 chunk = self._read_with_timeout(max(0.001, left))
             elif self._poll.poll(left * 1000):
