@@ -248,7 +248,7 @@ def test_interrupt_on_a_hung_server_is_heeded_and_cleaned_up(server: Server, adm
         eventually(lambda: list(admin.scan_iter("x:hf1:gone:*")), what="the keeper has buried the attempt")
         assert lock_keys(admin) == []
         script.write("go\n")
-        script.finish()
+        script.finish(quiet=False)  # the outage is logged
 
 
 # The signal becomes pending behind the interpreter's back (a subscript, not a call, so that the tracer itself does not
@@ -363,6 +363,49 @@ def test_interrupt_after_every_single_bytecode_leaves_no_key(server: Server, ste
     with Script(EVERY_MOMENT, server.url, step) as script:
         # A signal that is met in __del__ is printed and forgotten by Python; so much for stderr.
         assert script.finish(100.0, quiet=False) == "interrupted True\n"
+
+
+EVERY_MOMENT_OF_A_WAIT = (
+    MOMENTS
+    + """
+client, other = holdfast.connect(url), holdfast.connect(url)
+lock = client.lock("x")
+with lock:
+    pass
+moment = interrupted = 0
+orphans = []
+while len(orphans) < 5:
+    moment += 1
+    tracer = Tracer(moment)
+    held = other.lock("x").acquire()
+    try:
+        sys.settrace(tracer)
+        lock.acquire(timeout=0.01)
+        sys.settrace(None)
+        for _ in range(9):
+            pass  # a place to be interrupted, if it has not been before
+    except KeyboardInterrupt:
+        sys.settrace(None)
+        interrupted += 1
+    if tracer.left <= 0 and not is_free("x:hf1:waiters:{x}", 0.6):  # the place of a waiter that has left
+        orphans.append(tracer.where)
+        admin.delete("x:hf1:waiters:{x}")
+    held.release()
+    if tracer.left > 0:
+        break
+say("interrupted", interrupted > 60 and interrupted > 0.9 * (moment - 1))
+for orphan in orphans:
+    say("queued after", orphan.rpartition("/holdfast/")[2])
+client.close()
+other.close()
+"""
+)
+
+
+@pytest.mark.long
+def test_interrupt_after_every_single_bytecode_of_a_wait_leaves_its_queue(server: Server) -> None:
+    with Script(EVERY_MOMENT_OF_A_WAIT, server.url) as script:
+        assert script.finish(200.0, quiet=False) == "interrupted True\n"
 
 
 LEAVING = (

@@ -211,13 +211,14 @@ def _ask(  # noqa: PLR0917 (hot path: passing keywords would cost half as much a
         raise StepFailed(error, sent=True, retry=patient)
     if type(reply) is Abandoned:
         raise NotAcquired(hold.name, *(yield from loss_reasons([(hold, ABANDONED)])))
-    hold.answer(outcome_unknown)
     if type(reply) is WrongKind:
+        hold.answer(outcome_unknown)
         raise Unsupported(
             f"lock {hold.name!r}: {repr(hold.name_of(reply.key)) if reply.key else 'it'} is in use as a {reply.kind}",
             "a name is one kind of lock at a time, so choose another name for this one",
         )
     hold.refuse(reply, now, queued=channel != "", foreign=bool(reply.holder) and is_foreign(reply.holder))
+    hold.answer(outcome_unknown)  # not earlier: an interrupt between the two would leave its place in the queue
     if channel in ("", NO_CHANNEL):
         pause = pause_for(hold.token, channel, attempt, reply.left_ms)
     elif (crowded := _is_crowded(hold, router)) and not (
