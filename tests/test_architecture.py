@@ -40,7 +40,7 @@ MAY_IMPORT = {
     "metrics": {"errors", "events"},
     "otel": {"errors", "events"},
     "names": {"errors", "untrusted"},
-    "url": {"errors"},
+    "url": {"errors", "options"},
     "lua": set(),
     "lease": {"protocol"},  # for the types of annotations only
     "options": {"errors", "holder", "untrusted"},
@@ -48,7 +48,7 @@ MAY_IMPORT = {
     "decorated": {"errors", "lease", "protocol"},
     "face": {"errors", "lease", "names", "options", "protocol"},
     "protocol": {"errors", "events", "holder", "lease", "names", "options", "untrusted"},
-    "engines": {"errors", "lua", "names", "protocol", "url", "untrusted"},
+    "engines": {"errors", "lua", "names", "options", "protocol", "url", "untrusted"},
     "statistics": {"protocol"},
     "drivers": {"engines", "errors", "events", "holder", "lease", "protocol", "statistics"},
     "blocking": FACE,

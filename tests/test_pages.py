@@ -84,6 +84,7 @@ PRINTED = {
         "it hangs",
         "['it hangs']",
     ],
+    "web-service.md": [],  # tests/web_service runs it
     "which-lock.md": [
         "report",
         "order 42 with a fence: True",

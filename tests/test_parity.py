@@ -9,6 +9,7 @@ import pytest
 
 import holdfast.aio
 import holdfast.blocking
+from holdfast.options import OF_CLIENT, OF_ENGINE
 
 CLASSES = [
     *("Cached", "Client", "Election", "Latch", "Lock", "Locks", "Lease", "Lost", "Permit", "RLease", "RLock", "RWLock"),
@@ -119,12 +120,14 @@ def test_the_signature_of_lock_is_the_promised_one() -> None:
         "on_lost": None,
         "label": "",
         "cohort": 64,
+        "outage_wait": OF_CLIENT,
     }
     assert parameters["names"].kind is inspect.Parameter.VAR_POSITIONAL
     assert {name: parameter.default for name, parameter in inspect.signature(holdfast.connect).parameters.items()} == {
         "target": None,
         "namespace": "",
         "timeout": 5.0,
+        "outage_wait": OF_ENGINE,
         "fence_retention": 3600.0,
         "cohort": 64,
         "replicas": None,

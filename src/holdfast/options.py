@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from inspect import Parameter, iscoroutinefunction, signature
-from typing import Any, Final, Generic, TypedDict, TypeVar
+from typing import Any, Final, Generic, TypeAlias, TypedDict, TypeVar
 
 from holdfast.errors import InvalidConfig, rounded
 from holdfast.untrusted import MOST_CHARACTERS
@@ -18,6 +18,23 @@ LONGEST: Final = 366 * 86_400.0
 FENCES: Final = 64
 
 OnLost = Callable[[Any], object] | str | None  # a str only under asyncio
+
+
+class Default:
+    """The value of an option that is not given. Its text is shown in signatures."""
+
+    __slots__ = ("_text",)
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def __repr__(self) -> str:
+        return self._text
+
+
+OF_ENGINE: Final = Default("2.0 on one server, else None")
+OF_CLIENT: Final = Default("that of the client")
+OutageWait: TypeAlias = float | Default | None
 C = TypeVar("C")
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -30,6 +47,7 @@ class HoldKeywords(TypedDict, Generic[C], total=False):
     max_hold: float | None
     on_lost: C
     label: str
+    outage_wait: OutageWait
 
 
 class LockKeywords(HoldKeywords[C], Generic[C], total=False):
@@ -56,6 +74,7 @@ class LockOptions:
     label: str = ""
     cohort: int = 64
     timeout: float = 5.0
+    outage_wait: float | None = None  # how long after contact was lost a call with a bounded wait goes on
     fence_retention: float = 3600.0
     replicas: int = 0  # how many must have a grant before it counts
     passes: bool = True  # the server sets fences aside, so that a lease can be passed on within a process
@@ -68,6 +87,7 @@ class LockOptions:
     renewed_with: float = field(init=False)  # how much of its validity is left when it is renewed
     call_timeout: float = field(init=False)  # timeout of one step, unless the caller's wait ends earlier
     first_try: float = field(init=False)  # timeout of the first try at a step, which is short: a reply may be lost
+    answer_time: float = field(init=False)  # the same, for a call that ends early in an outage
 
     def __post_init__(self) -> None:
         ttl_ms, retention_ms = round(self.ttl * 1000), round(self.fence_retention * 1000)
@@ -81,8 +101,12 @@ class LockOptions:
             # There must be time for a round trip, even if the ttl is very short.
             ("call_timeout", max(min(self.ttl / 3, self.timeout), min(0.1, self.timeout))),
             ("first_try", max(min(self.ttl, self.timeout) / 3, min(0.1, self.timeout))),
+            ("answer_time", max(min(self.ttl, self.timeout, self._outage_wait()) / 3, min(0.1, self.timeout))),
         ):
             object.__setattr__(self, name, value)
+
+    def _outage_wait(self) -> float:
+        return math.inf if self.outage_wait is None else self.outage_wait
 
 
 def drift(ttl: float) -> float:
@@ -134,6 +158,7 @@ def lock_options(
     on_lost: OnLost = None,
     label: str = "",
     cohort: int = 64,
+    outage_wait: OutageWait = OF_CLIENT,
 ) -> LockOptions:
     """The checked options of one lock. All locks of a client share ``shared``; on_lost may be one of ``choices``."""
     wait = None if wait is None or wait == math.inf else seconds("wait", wait)
@@ -147,12 +172,19 @@ def lock_options(
         label=checked_label(label),
         cohort=min(shared.cohort, whole("cohort", cohort)),
         timeout=shared.timeout,
+        outage_wait=checked_outage_wait(outage_wait, shared.outage_wait),
         fence_retention=shared.fence_retention,
         replicas=shared.replicas,
         passes=shared.passes,
         fenced=shared.fenced,
         cancels=own == "cancel" or (own is None and "cancel" in choices and default != "ignore"),
     )
+
+
+def checked_outage_wait(given: Any, default: float | None) -> float | None:
+    if isinstance(given, Default):
+        return default
+    return None if given is None or given == math.inf else seconds("outage_wait", given)
 
 
 def checked_label(label: str) -> str:
@@ -177,6 +209,7 @@ def client_options(
     timeout: float,
     fence_retention: float,
     cohort: int,
+    outage_wait: OutageWait = None,
     replicas: int = 0,
     passes: bool = True,
     fenced: bool = True,
@@ -188,6 +221,7 @@ def client_options(
         on_lost=_check_on_lost(on_lost, choices),
         cohort=whole("cohort", cohort),
         timeout=seconds("timeout", timeout, least=0.01, most=3600.0),
+        outage_wait=checked_outage_wait(outage_wait, None),
         fence_retention=seconds("fence_retention", fence_retention, least=1.0),
         replicas=whole("replicas", replicas),
         passes=passes,

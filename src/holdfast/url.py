@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from holdfast.errors import InvalidConfig
+from holdfast.options import LONGEST, OF_ENGINE, OutageWait
 
 _REDIS_SCHEMES: Final = {
     "redis": "redis",
@@ -61,6 +62,7 @@ class Location(NamedTuple):
     sentinel_url: str = ""
     replicas: int | None = None  # how many must have a grant before it counts, if the URL says so
     settings: Mapping[str, str] = {}
+    outage_wait: OutageWait = OF_ENGINE  # if the URL says so
 
 
 def redact(url: str) -> str:
@@ -92,12 +94,38 @@ def locate(url: str) -> Location:
         known = ", ".join(f"{known}://" for known in SCHEMES)
         what = f"URL {shown!r}" if separator else "a URL without '://'"
         raise InvalidConfig(what, f"Holdfast does not know its scheme; use one of {known}")
+    rest, outage_wait = _take_outage_wait(rest, shown)
     if scheme == "local":
-        return _locate_local(rest, shown)
-    if scheme in _OTHERS:
-        return _locate_other(scheme, rest, shown)
-    if scheme in _SEVERAL:
-        return _locate_several(scheme, rest, shown)
+        location = _locate_local(rest, shown)
+    elif scheme in _OTHERS:
+        location = _locate_other(scheme, rest, shown)
+    elif scheme in _SEVERAL:
+        location = _locate_several(scheme, rest, shown)
+    else:
+        location = _locate_redis(scheme, rest, shown)
+    return location._replace(outage_wait=outage_wait)
+
+
+def _take_outage_wait(rest: str, shown: str) -> tuple[str, OutageWait]:
+    """The URL without ``outage_wait=``, which is an option of Holdfast on every engine, and its value."""
+    before, mark, query = rest.partition("?")
+    options = query.split("&")
+    values = [option.partition("=")[2] for option in options if option.startswith("outage_wait=")]
+    if not values:
+        return rest, OF_ENGINE
+    others = "&".join(option for option in options if not option.startswith("outage_wait="))
+    rest = f"{before}{mark}{others}" if others else before
+    if values[-1].lower() == "none":
+        return rest, None
+    if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", values[-1]) or float(values[-1]) > LONGEST:
+        raise InvalidConfig(
+            f"URL {shown!r}", "its outage_wait is not a number of seconds; write outage_wait=2, or none"
+        )
+    return rest, float(values[-1])
+
+
+def _locate_redis(scheme: str, rest: str, shown: str) -> Location:
+    """One Redis or Valkey server."""
     try:
         redis_url = f"{_REDIS_SCHEMES[scheme]}://{rest}"
         parts = urlsplit(redis_url)

@@ -85,7 +85,7 @@ def test_waits_are_bounded_on_a_server_that_hangs(run: Callable[..., Script], se
     script.hear("True")
     script.hear("True")
     server.resume()
-    script.finish()
+    script.finish(quiet=False)  # the outage is logged
 
 
 def test_waits_are_bounded_on_a_connection_that_is_black_holed(run: Callable[..., Script], proxy: Proxy) -> None:
@@ -385,7 +385,7 @@ def test_over_tls(run: Callable[..., Script], server: Server, certificate: tuple
         script = run(
             """
             client = holdfast.connect(url)
-            with client.lock("x", ttl=3.0, wait=9.0) as lease:  # so short a wait warns of nothing: TLS may take a while
+            with client.lock("x", ttl=3.0, wait=9.0) as lease:
                 gevent.sleep(4.0)
                 say(lease.held)
             say("ready")
@@ -404,7 +404,7 @@ def test_over_tls(run: Callable[..., Script], server: Server, certificate: tuple
         script.write("go\n")
         script.hear("True")
         server.resume()
-        script.finish()
+        script.finish(quiet=False)  # the outage is logged
     finally:
         server.resume()
         relay.close()

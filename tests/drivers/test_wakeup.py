@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from holdfast.drivers.blocking import Wakeup, _wait
+from holdfast.drivers.sleeping import Wakeup, sleep
 from tests.support import later, took
 
 
@@ -48,7 +48,7 @@ def test_no_time_to_wait_still_hears_what_was_rung(seconds: float) -> None:
 def test_wait_without_end_is_ended_by_another_thread(until: float) -> None:
     wakeup = Wakeup()
     with took(less_than=5.0), later(0.1, wakeup.wake):
-        _wait(wakeup, until)
+        sleep(wakeup, until)
 
 
 def test_rung_by_a_signal_handler_in_the_thread_that_waits() -> None:

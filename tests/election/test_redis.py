@@ -17,7 +17,7 @@ import redis
 
 import holdfast
 import holdfast.aio
-from tests.contention.test_acl import BELLS, NEEDED, user
+from tests.contention.test_acl import BELLS, NEEDED, TRACKING, user
 from tests.proxy import LOSE_REPLY, Proxy
 from tests.servers import Server
 from tests.support import Script, async_eventually, asyncio_test, eventually, lock_keys
@@ -492,7 +492,7 @@ def test_asking_who_leads_survives_a_lost_reply(connect: Any, proxy: Proxy) -> N
 
 def test_the_usual_permissions_are_enough(server: Server, admin: redis.Redis) -> None:
     admin.script_flush()
-    with user(server, admin, *NEEDED, *BELLS) as url, holdfast.connect(url) as client:
+    with user(server, admin, *NEEDED, *BELLS, *TRACKING) as url, holdfast.connect(url) as client:
         election = client.election("app:boss")
         with election.lead() as lease:
             leader = election.leader()

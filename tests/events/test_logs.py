@@ -12,7 +12,7 @@ import redis
 import holdfast
 from holdfast import events
 from holdfast.drivers.observing import Observers, describe, level_of
-from holdfast.errors import Unavailable
+from holdfast.errors import Unavailable, Unsupported
 from holdfast.events import (
     Abandoned,
     Acquired,
@@ -29,7 +29,8 @@ from holdfast.holder import Holder
 from tests.support import eventually
 
 HOLDER = Holder("nightly", "web3", 71)
-DOWN = Unavailable({"redis://h": "it did not answer within 1 s"}, "Wait")
+DOWN = Unavailable({"redis://h": "it did not answer within 1 s"}, "Wait")  # logged once, not for each lease
+REFUSED = Unsupported("this renewal", "Ask for it")
 COMMON: dict[str, Any] = {"name": "order:42", "kind": "lock"}
 
 LINES = [
@@ -54,7 +55,8 @@ LINES = [
         "WARNING",
         "renewed with 4 s left: renewals are slow",
     ),
-    (RenewalFailed(**COMMON, remaining=9.0, tries=2, error=DOWN), "WARNING", "could not be renewed and has 9 s left: "),
+    (RenewalFailed(**COMMON, remaining=9.0, tries=2, error=REFUSED), "WARNING", "could not be renewed and has 9 s"),
+    (RenewalFailed(**COMMON, remaining=9.0, tries=2, error=DOWN), "DEBUG", "could not be renewed and has 9 s"),
     (Lost(**COMMON, fence=7, held=30.0, reason="its key was deleted"), "ERROR", "lost after 30 s, fence 7: its key"),
     (Lost(**COMMON, held=1.0, reason="its client was closed"), "DEBUG", "its client was closed"),
     (Released(**COMMON, held=1.0), "DEBUG", "released after 1 s"),
@@ -109,7 +111,7 @@ def test_a_storm_of_warnings_is_one_line_a_second_that_counts_the_others(
     now = [100.0]
     monkeypatch.setattr("holdfast.drivers.observing.time.monotonic", lambda: now[0])
     observers = Observers()
-    failed = RenewalFailed(**COMMON, remaining=9.0, tries=1, error=DOWN)
+    failed = RenewalFailed(**COMMON, remaining=9.0, tries=1, error=REFUSED)
     for _ in range(500):
         observers.report(failed)
     assert len(caplog.records) == 1

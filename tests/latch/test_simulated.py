@@ -235,13 +235,24 @@ def test_an_outage_is_waited_out() -> None:
     _, waiting = play.cast(COUNT - 1)
     play.run(0.1)
     play.world.down = True
-    play.run(8)
+    play.run(1.9)  # a little less than outage_wait
     assert not any(process.done for process in waiting)
     play.world.down = False
     late = play.client("late")
     play.start(late, play.counts(late, 0))
     play.run(1)
     assert [process.outcome() for process in waiting] == [True] * 4
+
+
+def test_an_outage_that_lasts_ends_all_waits_together() -> None:
+    play = Latches()
+    _, waiting = play.cast(COUNT - 1)
+    play.run(0.1)
+    play.world.down = True
+    play.run(3)
+    for process in waiting:
+        with pytest.raises(holdfast.Unavailable):
+            process.outcome()
 
 
 def test_a_wait_ends_in_time_on_a_hung_server() -> None:

@@ -29,10 +29,10 @@ class Play:
         for machine in self.machines:
             machine.crash()
 
-    def client(self, name: str) -> holdfast.aio.Client:
+    def client(self, name: str, *, outage_wait: float | None = 2.0) -> holdfast.aio.Client:
         machine = self.world.machine(name)
         self.machines.append(machine)
-        shared = client_options(timeout=5.0, fence_retention=3600.0, cohort=64)
+        shared = client_options(timeout=5.0, fence_retention=3600.0, cohort=64, outage_wait=outage_wait)
         return holdfast.aio.Client(machine, namespace="", shared=shared)
 
     def doom(self, choose: Callable[[Message], Fate | None]) -> None:

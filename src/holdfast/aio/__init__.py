@@ -20,7 +20,7 @@ from holdfast.drivers.traces import cut_short
 from holdfast.engines.redis.target import resolve
 from holdfast.errors import HoldfastError
 from holdfast.events import Hook, checked_hooks
-from holdfast.options import LockKeywords, client_options, lock_options, whole, with_options_of
+from holdfast.options import OF_ENGINE, LockKeywords, OutageWait, client_options, lock_options, whole, with_options_of
 from holdfast.protocol.kinds.election import Leader
 from holdfast.url import MAX_FENCE_FLOOR
 
@@ -56,6 +56,7 @@ def connect(
     *,
     namespace: str = "",
     timeout: float = 5.0,
+    outage_wait: OutageWait = OF_ENGINE,
     fence_retention: float = 3600.0,
     cohort: int = 64,
     replicas: int | None = None,
@@ -70,17 +71,20 @@ def connect(
     on_lost: the default of all its locks.
     on_event: called with each event of its locks (``holdfast.events``); a callable, or a list of them.
     fence_floor: on etcd, a number that every fence exceeds.
+    outage_wait: how long after contact with the server was lost a call with a bounded wait goes on trying; None: as
+        long as its wait.
     replicas: how many replicas must have a grant or renewal before it counts; docs/engines.md says what that prevents.
     """
     try:
         observers = Observers(checked_hooks(on_event))
         if fence_floor is not None:
             fence_floor = whole("fence_floor", fence_floor, most=MAX_FENCE_FLOOR)
-        resolved = resolve(target, aio=True, replicas=replicas, fence_floor=fence_floor)
+        resolved = resolve(target, aio=True, replicas=replicas, fence_floor=fence_floor, outage_wait=outage_wait)
         shared = client_options(
             timeout=timeout,
             fence_retention=fence_retention,
             cohort=cohort,
+            outage_wait=resolved.outage_wait,
             replicas=resolved.replicas,
             passes=resolved.passes,
             fenced=resolved.fenced,

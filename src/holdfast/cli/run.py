@@ -181,7 +181,7 @@ def run(
                 "name a server with --url or HOLDFAST_URL",
             )
         try:
-            client = connect(url)
+            client = connect(url, outage_wait=None)  # it waits as long as --wait says, also for a server
             if at_least:
                 client._driver.require("holdfast run --at-least")
             return Run(

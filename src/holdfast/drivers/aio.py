@@ -36,7 +36,7 @@ from holdfast.protocol import effects as fx
 from holdfast.protocol.closing import give_back, lose_all
 from holdfast.protocol.hold import Hold
 from holdfast.protocol.keepalive import LeaseRegistry, keep
-from holdfast.protocol.reporting import lost_event
+from holdfast.protocol.reporting import log_outages, lost_event
 from holdfast.protocol.wait.cohort import Cohorts
 from holdfast.protocol.wait.notifications import NotificationRouter
 from holdfast.statistics import NodeStatistics
@@ -58,6 +58,7 @@ class Driver:
         self.registry.observed = self.observers.listen
         self.router = NotificationRouter(self.registry, Wakeup)
         self.cohorts = Cohorts(Wakeup)
+        log_outages(self, log.warning)
         self.engine: Any  # an Engine, or a ClusterEngine
         self._standby: Any  # a StandbyEngine, or a ClusterStandby
         self._dedicated: Any  # DedicatedConnections, or ClusterDedicated
@@ -119,17 +120,27 @@ class Driver:
                         if kind is fx.Now:
                             value = time() if effect.wall else now()
                         elif kind is fx.Call:
-                            if not effect.shielded:
-                                value = await engine.submit(effect.step, effect.timeout)
-                                continue
-                            reply = Shielded(engine, loop)
+                            sent_at = now()
                             try:
-                                value = await engine.submit(effect.step, effect.timeout, reply)
-                            except asyncio.CancelledError as cancelled:
-                                interrupt = cancelled
-                                if not reply.done() or reply.exception() is not None:
-                                    raise  # the caller does not wait for another attempt
-                                value = reply.result()
+                                if not effect.shielded:
+                                    value = await engine.submit(effect.step, effect.timeout)
+                                else:
+                                    reply = Shielded(engine, loop)
+                                    try:
+                                        value = await engine.submit(effect.step, effect.timeout, reply)
+                                    except asyncio.CancelledError as cancelled:
+                                        interrupt = cancelled
+                                        if not reply.done() or reply.exception() is not None:
+                                            raise  # the caller does not wait for another attempt
+                                        value = reply.result()
+                            except fx.StepFailed as failed:
+                                self.registry.contacts.note_failure(effect.step, sent_at, failed, now())
+                                raise
+                            contacts = self.registry.contacts
+                            if contacts.calm:
+                                contacts.only.served_at = sent_at
+                            else:
+                                contacts.note_reply(effect.step, sent_at, now())
                         elif kind is fx.Wait:
                             wakeup, until = effect.wakeup or Wakeup(), effect.until
                             if not wakeup.woken:
@@ -152,7 +163,9 @@ class Driver:
                         elif kind in at_once:
                             value = at_once[kind](effect)
                         elif kind is fx.CallEach:
+                            sent_at = now()
                             value = await engine.call_each(effect.steps, effect.timeout)
+                            self.registry.contacts.note(effect.steps, value, sent_at, now())
                         elif kind is fx.Listen:
                             value = await engine.listen(effect.timeout, effect.keys)
                         elif kind is fx.Scan:

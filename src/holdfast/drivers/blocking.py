@@ -7,11 +7,9 @@ reports to a connection what other connections write.
 
 from __future__ import annotations
 
-import _thread
 import logging
 import threading
 import time
-from collections.abc import Hashable
 from functools import partial
 from secrets import token_hex
 from typing import Any, TypeAlias, TypeVar
@@ -21,6 +19,7 @@ from holdfast.drivers import clock, forks
 from holdfast.drivers.background import Background, Lanes, is_exiting
 from holdfast.drivers.observing import Observers
 from holdfast.drivers.running import is_begun, is_over
+from holdfast.drivers.sleeping import Owner, Wakeup, sleep
 from holdfast.drivers.traces import cut_short
 from holdfast.engines import greenlets
 from holdfast.engines.capabilities import require
@@ -34,7 +33,7 @@ from holdfast.protocol import effects as fx
 from holdfast.protocol.closing import give_back, lose_all
 from holdfast.protocol.hold import Hold
 from holdfast.protocol.keepalive import LeaseRegistry, keep
-from holdfast.protocol.reporting import lost_event
+from holdfast.protocol.reporting import log_outages, lost_event
 from holdfast.protocol.wait.cohort import Cohorts
 from holdfast.protocol.wait.notifications import NotificationRouter
 from holdfast.statistics import NodeStatistics
@@ -51,49 +50,6 @@ _MOST_NAMED = 5  # locks in one log line
 _MOST_EVENTS = 10_000  # that wait for slow hooks
 
 
-class Owner:
-    """Represents a thread as the owner of its holds. A thread's ident would not do: it is reused after the thread."""
-
-    __slots__ = ("__weakref__",)
-
-
-class Wakeup:
-    """A lock that is held until ``wake``.
-
-    ``wake`` is one operation, so any thread may call it, and a signal handler in the waiting thread too. With
-    threading.Event the handler could deadlock, because an Event has a lock inside.
-    """
-
-    __slots__ = ("_asleep", "caller")
-
-    def __init__(self) -> None:
-        self.caller: Hashable = None
-        self._asleep = _thread.allocate_lock()
-        self._asleep.acquire()
-
-    def wake(self) -> None:
-        if self._asleep.locked():  # else the wake-up is pending already
-            try:
-                self._asleep.release()
-            except RuntimeError:
-                pass  # another thread was quicker
-
-    # A thread needs time to wake up, which overlaps with the caller's remaining work.
-    prewake = wake
-
-    def clear(self) -> None:
-        self._asleep.acquire(blocking=False)
-
-    def wait(self, seconds: float) -> None:
-        """Wait for ``wake``, which ends one wait. One caller at a time."""
-        if seconds > threading.TIMEOUT_MAX:
-            self._asleep.acquire()  # no timeout, because Python would set a timer for it
-        elif seconds > 0:
-            self._asleep.acquire(timeout=seconds)
-        else:
-            self._asleep.acquire(blocking=False)
-
-
 class Driver:
     """Runs protocols for one client, with its engine, shared connection, keeper and lease registry."""
 
@@ -107,6 +63,7 @@ class Driver:
         self.router = NotificationRouter(self.registry, Wakeup, _MOST_ASKING)
         self.registry.crowd.spread_over = _SPREAD
         self.cohorts = Cohorts(Wakeup)
+        log_outages(self, log.warning)
         self.engine: Any  # an Engine, or a ClusterEngine
         self.shared: Any  # a SharedConnection, or ClusterConnections
         if isinstance(target, Target):
@@ -152,8 +109,10 @@ class Driver:
                 protocol.send(None)  # run to its first effect: a generator that has not begun cannot clean up
             return self._drive(protocol, engine, protocol.throw, error)
 
-    def _drive(self, protocol: fx.Effects[T], engine: AnyEngine | None, advance: Any, value: Any) -> T:
-        call = (engine or self.engine).call
+    def _drive(  # noqa: PLR0915 (hot path)
+        self, protocol: fx.Effects[T], engine: AnyEngine | None, advance: Any, value: Any
+    ) -> T:
+        call, contacts = (engine or self.engine).call, self.registry.contacts
         interrupt: BaseException | None = None
         send, now = protocol.send, clock.now
         if isinstance(value, BaseException):
@@ -168,11 +127,19 @@ class Driver:
                         if kind is fx.Now:
                             value = time.time() if effect.wall else now()
                         elif kind is fx.Call:
-                            step = effect.step
-                            if type(step) is fx.Step and step.watch:
-                                value = self.shared.call(step, effect.timeout)
+                            step, sent_at = effect.step, now()
+                            try:
+                                if type(step) is fx.Step and step.watch:
+                                    value = self.shared.call(step, effect.timeout)
+                                else:
+                                    value = call(step, effect.timeout)
+                            except fx.StepFailed as failed:
+                                contacts.note_failure(step, sent_at, failed, now())
+                                raise
+                            if contacts.calm:
+                                contacts.only.served_at = sent_at
                             else:
-                                value = call(step, effect.timeout)
+                                contacts.note_reply(step, sent_at, now())
                         elif kind is fx.Caller:
                             value = self.caller()
                         elif kind is fx.NewToken:
@@ -182,7 +149,7 @@ class Driver:
                                 self.keep()  # an earlier attempt to start it failed
                             if effect.wakeup is not None:
                                 effect.wakeup.caller = ref(self.caller())
-                            value = _wait(effect.wakeup, effect.until)
+                            value = sleep(effect.wakeup, effect.until)
                         elif kind is fx.Attach:
                             value = self.caller(), None  # a thread cannot be cancelled; the body can call check()
                         else:
@@ -205,7 +172,10 @@ class Driver:
 
     def _perform(self, effect: fx.Effect, engine: AnyEngine | None) -> Any:
         if isinstance(effect, fx.CallEach):
-            return (engine or self.engine).call_each(effect.steps, effect.timeout)
+            sent_at = clock.now()
+            replies = (engine or self.engine).call_each(effect.steps, effect.timeout)
+            self.registry.contacts.note(effect.steps, replies, sent_at, clock.now())
+            return replies
         if isinstance(effect, fx.Scan):
             return self.engine.scan(effect)
         if isinstance(effect, fx.Listen):
@@ -373,15 +343,6 @@ def _call_on_lost(hold: Hold) -> None:
             hold.notify()
     except Exception:
         log.exception("on_lost of the lock %r failed", hold.name)
-
-
-def _wait(wakeup: fx.Wakeup | None, until: float) -> float:
-    left = until - clock.now()
-    if isinstance(wakeup, Wakeup):
-        wakeup.wait(left)
-    elif left > 0:
-        time.sleep(min(left, threading.TIMEOUT_MAX))
-    return clock.now()
 
 
 def _count(engine: Any, shared: Any, subscribed: bool) -> NodeStatistics:

@@ -14,7 +14,7 @@ from datetime import datetime
 from functools import partial
 from typing import Final
 
-from holdfast.errors import rounded
+from holdfast.errors import Unavailable, rounded
 from holdfast.events import (
     Abandoned,
     Acquired,
@@ -90,7 +90,10 @@ def level_of(event: Event) -> int:
     """The log level: a loss is an error; what may lead to a loss, or to a stuck job, is a warning."""
     if isinstance(event, Lost):
         return logging.DEBUG if event.reason == CLOSED else logging.ERROR  # this program has closed its client
-    if isinstance(event, RenewalFailed) or (isinstance(event, Waiting) and event.waited > 0):
+    if isinstance(event, RenewalFailed):
+        # An outage is logged once for all leases: see protocol/wait/contact.py.
+        return logging.DEBUG if isinstance(event.error, Unavailable) else logging.WARNING
+    if isinstance(event, Waiting) and event.waited > 0:
         return logging.WARNING
     if isinstance(event, Broken):
         return logging.INFO

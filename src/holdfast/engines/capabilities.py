@@ -66,6 +66,8 @@ class EngineCapabilities:
     failover: str
     clock_jump: str
     partition: str
+    # The default of ``outage_wait``. Where a failover is expected to end an outage, a call waits for it.
+    outage_wait: float | None = None
 
 
 _QUEUE: Final = "first come, first served, kept on the server"
@@ -94,6 +96,7 @@ ENGINES: Final = {
         failover="there is none",
         clock_jump=_CLOCK,
         partition="there is none: all clients are on one machine",
+        outage_wait=2.0,
     ),
     "redis": EngineCapabilities(
         name="one Redis or Valkey server",
@@ -107,6 +110,7 @@ ENGINES: Final = {
         failover="none by itself. If an address moves to a replica, as behind a proxy, see Sentinel",
         clock_jump=_CLOCK,
         partition="a client that is cut off loses its leases at their deadline; nothing is granted twice",
+        outage_wait=2.0,
     ),
     "sentinel": EngineCapabilities(
         name="Sentinel",
@@ -165,6 +169,7 @@ ENGINES: Final = {
         clock_jump="nothing: it counts seconds since its start",
         partition="a client that is cut off loses its leases at their deadline. A server that is out of memory may "
         "evict a lock, and a second holder may start",
+        outage_wait=2.0,
     ),
 }
 

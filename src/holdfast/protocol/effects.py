@@ -1,8 +1,7 @@
 """What a protocol can ask for.
 
 A protocol is a generator that yields effects. A driver performs each effect, with threads, with asyncio or in the lab,
-and sends the result back. The functions at the end of this module are the only ones that yield to the driver;
-everything else uses ``yield from``.
+and sends the result back. Only the functions at the end of this module yield to it; all else uses ``yield from``.
 
 What a driver promises:
 
@@ -63,8 +62,8 @@ class StepFailed(Exception):
     """A step has no reply that can be used.
 
     ``sent``: it may have taken effect, or still may. ``retry``: another try may succeed. ``connection_broke``: no time
-    was lost, and another connection can be tried at once. ``ever_answered``: this server has answered before;
-    for a server that never has, protocols wait for the client's timeout at most. ``silent``: no reply came in time.
+    was lost. ``ever_answered``: this server has answered before, else protocols wait for the client's timeout at most.
+    ``silent``: no reply came in time. ``answered``: the server has answered, with an error; set after it was made.
     """
 
     def __init__(
@@ -84,6 +83,7 @@ class StepFailed(Exception):
         self.connection_broke = connection_broke
         self.ever_answered = ever_answered
         self.silent = silent
+        self.answered = False
 
 
 class Interrupted(BaseException):

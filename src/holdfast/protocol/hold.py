@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from holdfast.protocol.keepalive import LeaseRegistry
     from holdfast.protocol.replies import Refused
     from holdfast.protocol.wait.cohort import ObjectSlot
+    from holdfast.protocol.wait.contact import Contact
 
 TRYING: Final = "trying"
 HELD: Final = "held"
@@ -61,6 +62,11 @@ class Hold:
     waiter: Waiter = NOT_WAITING
     waits_since = 0.0  # when it was reported as waiting; 0 if it was not
     tries = 0  # acquire steps that were sent
+    contact: Contact  # with the server of its lock
+    began = 0.0  # when its call began
+    patience = _NEVER  # how long its call waits for the lock; for an answer, if it does not wait
+    sent_at: float | None = None  # when its step was sent that is under way
+    found_busy = False  # it was refused, or another hold of this client before it was refused or had the lock
     outcome_unknown = False  # a step of it may still be under way, or has had an unknown outcome
     server_silent = False  # it was given up because the server is silent
     # While it is held.
@@ -162,13 +168,27 @@ class Hold:
     def refuse(self, refused: Refused, now: float, *, queued: bool, foreign: bool) -> None:
         """The server refused it, on a request sent at that time. ``foreign``: a client of another library has it."""
         waiter = self.wait_at_server()
-        waiter.outcome = refused
+        waiter.refused = refused
+        self.found_busy = True
         waiter.asked = now, refused.now_us
         waiter.queued = waiter.queued or queued
         budget = self.budget
         if foreign or budget.run_since:
             seen_at = now if foreign else budget.polling_seen_at
             self.budget = budget._replace(run_since=0.0, polling_seen_at=seen_at)
+
+    def follow(self, other: Hold) -> None:
+        """It waits behind that hold of this client, or was promoted by it: what that one knows of the lock counts."""
+        self.found_busy = self.found_busy or other.is_known_busy()
+
+    def wait_ends(self, until: float) -> float:
+        """When its wait is over: at ``until``, or early in an outage."""
+        return min(until, self.contact.gives_up_at(self.options, self.began, self.patience))
+
+    def is_known_busy(self) -> bool:
+        """Whether it has found the lock busy, or has had it; or the hold that has just promoted it."""
+        giver = self.waiter.decided.get(None)
+        return self.found_busy or self.since > 0 or (isinstance(giver, Hold) and (giver.found_busy or giver.since > 0))
 
     def continue_run(self, giver: Hold) -> None:
         """The giver has ended, and this hold asks the server next: it is the same run of holds of this client."""
@@ -240,7 +260,7 @@ class Hold:
         self.outcome_unknown = other.outcome_unknown
         self.server_silent = other.server_silent
         mine, theirs = self.waiter, other.waiter
-        mine.queued, mine.asked, mine.outcome = theirs.queued, theirs.asked, theirs.outcome
+        mine.queued, mine.asked, mine.refused = theirs.queued, theirs.asked, theirs.refused
         self.budget = self.budget._replace(polling_seen_at=other.budget.polling_seen_at)
 
     def _begin(self, fence: int, since: float, lasts: float) -> None:

@@ -40,10 +40,10 @@ from holdfast.protocol.kinds.membership import (
     check_steps,
     plan_checks,
 )
-from holdfast.protocol.replication import needs_replicas, one_primary, renew_with_replicas, retry_pause
+from holdfast.protocol.replication import needs_replicas, renew_with_replicas, retry_pause
 from holdfast.protocol.replies import DONE, GONE
 from holdfast.protocol.reporting import lateness, lost_event, report_failed_renewal, report_local_waits, report_renewal
-from holdfast.protocol.retry import SHORTEST_CALL
+from holdfast.protocol.wait.contact import SHORTEST_CALL, Contacts
 from holdfast.protocol.wait.presence import Crowd, show_presence
 
 LONGEST_SLEEP: Final = 60.0
@@ -78,10 +78,9 @@ class LeaseRegistry:
         self.cleanups_from = self._cleanups_by = 0.0  # when to begin, and when at the latest
         self.cleaning = 0  # pending clean-ups that were sent and not answered yet
         self.renewals = self.failed_renewals = 0  # so far
-        self.primary_of: Callable[[str], str] = one_primary  # by key
+        self.contacts = Contacts()
         self.wakes_at = float("inf")  # when the keeper will look next; infinite while it is not asleep
-        # The time for which a new hold last woke the keeper. The keeper wakes up then even if that hold is over, so
-        # that not every new short hold has to wake it.
+        # For when a new hold last woke the keeper. It wakes up then even if that hold is over, so not each wakes it.
         self.wanted_at = 0.0
         self.closed = False
         self.keys_expire = True  # if False, the key of a hold that is over must be deleted
@@ -181,6 +180,7 @@ class LeaseRegistry:
         self.watched.clear()
         self.monitors.monitored.clear()
         self.crowd.forget()
+        self.contacts.forget()
         self.cleanups.clear()
 
 

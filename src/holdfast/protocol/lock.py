@@ -11,10 +11,11 @@ the first and obtained the second meanwhile. So leases obtained by ``with`` are 
 from __future__ import annotations
 
 from collections.abc import Hashable
+from functools import partial
 from typing import Any, Final, Generic, TypeVar
 from weakref import ref
 
-from holdfast.errors import AcquireTimeout, HoldfastError, LeaseLost, NotAcquired, NotHeld
+from holdfast.errors import AcquireTimeout, HoldfastError, LeaseLost, NotAcquired, NotHeld, Unavailable
 from holdfast.lease import BaseLease
 from holdfast.names import Keys
 from holdfast.options import LockOptions
@@ -28,16 +29,17 @@ from holdfast.protocol.effects import (
     attach,
     caller,
     clock,
+    defer_cleanup,
     detach,
     new_token,
     wait,
 )
 from holdfast.protocol.hold import ENDED, Hold
 from holdfast.protocol.leases import Driver, release_lease
-from holdfast.protocol.refusals import TimedOut, held_by, holder_here, refuse_closed, refuse_silence, timeout_error
+from holdfast.protocol.refusals import TimedOut, held_by, holder_here, refuse_closed, timeout_error, why_refused
 from holdfast.protocol.replication import confirm
 from holdfast.protocol.reporting import note_attempt, observe_acquire, report_wait
-from holdfast.protocol.retry import outage, until_answered
+from holdfast.protocol.retry import begin_in_outage, outage, until_answered_or_outage
 from holdfast.protocol.wait.cohort import Cohorts, ObjectSlot, yield_window
 
 L = TypeVar("L", bound=BaseLease)
@@ -136,32 +138,47 @@ class BaseLock(Generic[L]):
         itself: it needs the caller for its own entry anyway, so one effect is saved.
         """
         now: float | None = None
-        until = answer_by = _NEVER
-        if patience is not None:
-            now = yield from clock()
-            # A caller that does not wait for the lock still waits for an answer of the server.
-            until, answer_by = now + patience, now + (patience or self._options.timeout)
+        began, until, answer_by = 0.0, _NEVER, _NEVER
         if self._generation != self._driver.generation:
             self._begin_generation()
         driver: Driver = self._driver
+        contact = driver.registry.contacts.of(self._keys.main)
+        probe: object = None
+        if patience is not None:
+            began = now = yield from clock()
+            # A caller that does not wait for the lock still waits for an answer of the server.
+            until, answer_by = now + patience, now + (patience or self._options.timeout)
+            if contact.lost_at is not None:
+                try:
+                    probe = yield from begin_in_outage(driver, contact, self._options)
+                except StepFailed as failed:
+                    raise outage(failed, f"lock {self.name!r}") from failed.__cause__
+                now = yield from clock()
         refuse_closed(driver)
         cohorts = driver.cohorts
         while True:
             hold = self._new_hold()
+            hold.contact, hold.began, hold.patience = contact, began, answer_by - began
             if tried is not None:
                 note_attempt(tried, hold)
             try:
-                if not cohorts.try_activate(hold) and (patience != 0.0 or not cohorts.activate_beside(hold)):
+                alone = patience == 0.0 or probe is not None
+                if not cohorts.try_activate(hold) and not (alone and cohorts.activate_beside(hold)):
+                    if probe is not None:
+                        refused = why_refused(driver, hold, until)
+                        break  # a hold of this process has it, so nothing can be asked
                     if tried is not None and patience != 0.0:
                         yield from report_wait(hold, holder_here(driver, hold, driver.now()))
-                    now = yield from cohorts.wait_in_local_queue(hold, until, driver.now())
+                    ends = partial(hold.wait_ends, until)
+                    now = yield from cohorts.wait_in_local_queue(hold, ends, driver.now())
                     if now is None:
+                        refused = why_refused(driver, hold, until)
                         break
                     if hold.passed and not hold.valid(now):
                         yield from self._withdraw(hold)  # it was passed on to us, but its deadline passed as we slept
                         continue
-                    # An outcome at this point is that of the waiter whose queue place we took: the server refused it.
-                    if now >= until and hold.waiter.outcome is not None:
+                    if not hold.passed and now >= ends() and (hold.found_busy or now < until):
+                        refused = why_refused(driver, hold, until)  # before the clean-up, which may take a while
                         yield from self._withdraw(hold)
                         break
                     if moment := yield_window(hold, now) if not hold.passed else 0.0:
@@ -172,7 +189,8 @@ class BaseLock(Generic[L]):
                     refuse_closed(driver)  # from here on close() finds our token, and abandons what we acquire with it
                     if now is None:
                         now = yield from clock()
-                    if not (yield from mutex.acquire(hold, now, until, answer_by, driver.router)):
+                    if not (yield from mutex.acquire(hold, now, until, answer_by, driver.router, probe is not None)):
+                        refused = why_refused(driver, hold, until)  # before the clean-up, which may take a while
                         yield from self._withdraw(hold)
                         break
                     if self._options.replicas:
@@ -189,9 +207,29 @@ class BaseLock(Generic[L]):
                 yield from self._withdraw(hold)
                 if isinstance(error, NotAcquired):
                     refuse_closed(driver)  # if close() abandoned this attempt, say so instead
+                if isinstance(error, Unavailable):
+                    yield from self._let_keeper_ask()
                 raise
-        refuse_silence(driver, hold, patience or 0.0)
-        raise TimedOut(hold)
+            finally:
+                if probe is not None:
+                    contact.end_probe(probe)
+        if isinstance(refused, Unavailable):
+            yield from self._let_keeper_ask()
+        raise refused
+
+    def _let_keeper_ask(self) -> Effects[None]:
+        """This call ends in an outage. If nobody asks the server any more, the keeper does, to find it when it is back.
+
+        It buries a token that was never used: that is a write, as an acquire is.
+        """
+        registry = self._driver.registry
+        if registry.contacts.of(self._keys.main).lost_at is None or registry.cleanups or registry.cleaning:
+            return
+        hold = self._new_hold()
+        hold.token = yield from new_token(self._options.label)
+        hold.outcome_unknown = True
+        hold.end()
+        yield from defer_cleanup(hold)
 
     def _timeout_error(self, hold: Hold) -> Effects[AcquireTimeout]:
         now = yield from clock()
@@ -235,10 +273,11 @@ class BaseLock(Generic[L]):
     def _ask_server(self, step: Step | Command) -> Effects[Any]:
         """The reply to a step that changes nothing."""
         try:
-            reply, *_ = yield from until_answered(lambda: step, self._options, jitter=self.name)
+            key = self._keys.main
+            return (yield from until_answered_or_outage(self._driver, key, step, self._options, jitter=self.name))
         except StepFailed as failed:
+            yield from self._let_keeper_ask()
             raise outage(failed, f"lock {self.name!r}", self._options.timeout) from failed.__cause__
-        return reply
 
     def _enter(self) -> Effects[L]:
         try:

@@ -27,6 +27,7 @@ it for another client's. And SET cannot return a fence.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from holdfast.errors import (
@@ -59,7 +60,8 @@ from holdfast.protocol.hold import ENDED, Hold
 from holdfast.protocol.inspection.history import read_notice
 from holdfast.protocol.replies import DONE, GONE, TAKEN, Abandoned, Cleaned, Granted, Refused, WrongKind
 from holdfast.protocol.reporting import report_wait
-from holdfast.protocol.retry import Tries, first_timeout, outage, until_answered
+from holdfast.protocol.retry import Tries, outage, until_answered
+from holdfast.protocol.wait.contact import PROBE, SHORTEST_CALL, Contact
 from holdfast.protocol.wait.presence import rest_of
 from holdfast.protocol.wait.waiter import NOT_WAITING
 from holdfast.protocol.wait.waiting import NO_CHANNEL, REFRESH, Pause, WaitLoop, pause_for
@@ -125,31 +127,35 @@ def is_settled(hold: Hold) -> bool:
     return not (hold.fence or hold.waiter.queued or hold.outcome_unknown)
 
 
-def acquire(hold: Hold, now: float, until: float, answer_by: float, router: NotificationRouter) -> Effects[bool]:
+def acquire(  # noqa: PLR0917 (as _ask)
+    hold: Hold, now: float, until: float, answer_by: float, router: NotificationRouter, probes: bool
+) -> Effects[bool]:
     """Try until ``until``, and for the first answer until ``answer_by``. Returns whether it was granted.
 
-    False: the last step was refused, and ``hold.waiter.outcome`` says why. Unavailable is raised if the last step was
-    not answered. If it was not granted, something may be left on the server: see ``is_settled``.
+    False: the wait is over, and ``why_refused`` says why. Unavailable is raised if the server cannot be used. If it
+    was not granted, something may be left on the server: see ``is_settled``. ``probes``: it is the probe of an outage.
     """
     patient = until > now
     channel = ""
     asks, started = router.asks, now
+    contact = hold.contact
     found: bool | Pause | StepFailed
     try:
         try:
             if patient:
                 if asks.is_full():
-                    now = yield from asks.wait_for_turn(hold, until)
-                    if now >= until:
-                        raise asks.too_busy(now - started)
+                    now = yield from asks.wait_for_turn(hold, partial(hold.wait_ends, until))
+                    if hold not in asks.under_way and hold.waiter.notification is None:
+                        return False
                 if router.holds_any():
                     hold.nested = router.held_by((yield from caller()))
                 asks.begin(hold)
                 channel = router.enlist(hold)
             # Most locks are free, so nothing is prepared for waiting before this (``make bench``: uncontended).
-            found = yield from _ask(
-                hold, router, channel, now, first_timeout(hold.options, answer_by - now), 0, patient
-            )
+            timeout = PROBE if probes else contact.answer_time(hold.options, answer_by - now)
+            if contact.lost_at is not None:
+                timeout = max(SHORTEST_CALL, min(timeout, hold.wait_ends(answer_by) - now))
+            found = yield from _ask(hold, router, channel, now, timeout, 0, patient)
             if found is True:
                 return True
         except StepFailed as failed:
@@ -158,13 +164,17 @@ def acquire(hold: Hold, now: float, until: float, answer_by: float, router: Noti
             asks.end(hold)
         if patient and router.registry.observed() and type(found) is Pause:
             yield from report_wait(hold)
-        tries = Tries(hold.options, now, answer_by, jitter=hold.token)
+        tries = Tries(hold.options, now, answer_by, jitter=hold.token, contact=contact, began=hold.began)
+        tries.is_probe = probes
         waiting = WaitLoop("lock", hold, router, tries, until).run(_ask_again, found, channel)
         found = False  # drop a StepFailed: it would keep the frames of its traceback alive
         return bool((yield from waiting))
     except StepFailed as failed:
         hold.server_silent = failed.silent
-        raise outage(failed, f"lock {hold.name!r}", (yield from clock()) - started) from failed.__cause__
+        now = yield from clock()
+        if failed.silent and patient and now >= until:
+            return False
+        raise outage(failed, f"lock {hold.name!r}", now - started) from failed.__cause__
     finally:
         if router.waiting or router.watching:
             if hold.waiter is not NOT_WAITING:
@@ -180,12 +190,12 @@ def _ask(  # noqa: PLR0917 (hot path: passing keywords would cost half as much a
     hold: Hold, router: NotificationRouter, channel: str, now: float, timeout: float, attempt: int, patient: bool
 ) -> Effects[bool | Pause]:
     """Send the acquire step once: True if it was granted."""
-    before = hold.waiter.outcome
+    before = hold.waiter.refused
     watches = hold.steps.tracks_key
     watched = ""
     if (
         watches
-        and type(before) is Refused
+        and before is not None
         and before.first
         and channel not in ("", NO_CHANNEL)
         and not _is_crowded(hold, router)
@@ -194,12 +204,14 @@ def _ask(  # noqa: PLR0917 (hot path: passing keywords would cost half as much a
         router.watching[watched] = hold
     outcome_unknown = hold.send()
     hold.tries += 1
+    hold.sent_at = now
     try:
         reply = yield from call(hold.steps.acquire_step(hold, channel, watched != ""), timeout)
     except StepFailed as failed:
         hold.answer(outcome_unknown or failed.sent)
-        hold.wait_at_server().outcome = failed.error
         raise
+    finally:
+        hold.sent_at = None
     if type(reply) is Granted:
         hold.grant(reply.fence, now, reply.slot)
         hold.answer(outcome_unknown)
@@ -263,15 +275,19 @@ def settle(hold: Hold) -> Effects[None]:
         raise
 
 
-def release(hold: Hold, now: float) -> Effects[None]:
+def release(hold: Hold, now: float, contact: Contact) -> Effects[None]:
     """Release the hold. It has ended afterwards in any case; LeaseLost if it had ended before."""
 
     def step() -> Step:
         return abandon_step(hold) if hold.outcome_unknown else hold.steps.release_step(hold)
 
-    lost = ""
+    if lost := hold.why_lost(now):
+        # Its holder is told at once. What may be left on the server is removed now if that is quick.
+        hold.server_silent = hold.server_silent or contact.lost_at is not None
+        yield from settle(hold)
+        hold.reason = lost
+        raise LeaseLost(hold.name, hold.public_fence, lost)
     try:
-        lost = hold.why_lost(now)
         hold.end()
         # Once the lease has ended by itself there is nothing to wait for; the keeper does the rest.
         freed, _, resent, _ = yield from until_answered(
@@ -283,15 +299,14 @@ def release(hold: Hold, now: float) -> Effects[None]:
                 yield from defer_cleanup(hold)
     except StepFailed as failed:
         yield from defer_cleanup(hold)
-        if not lost:
-            raise _unreleased(hold, failed, failed.sent, (yield from clock())) from failed.__cause__
+        raise _unreleased(hold, failed, failed.sent, (yield from clock())) from failed.__cause__
     except STOPPED:
         yield from settle(hold)
         raise
-    if not lost and freed == DONE:
+    if freed == DONE:
         return
-    if lost or not resent:  # else an earlier try of ours may have freed it
-        hold.reason = lost or (yield from loss_reasons([(hold, freed)]))[0]
+    if not resent:  # else an earlier try of ours may have freed it
+        hold.reason = (yield from loss_reasons([(hold, freed)]))[0]
         raise LeaseLost(hold.name, hold.public_fence, hold.reason)
     now = yield from clock()
     if now >= hold.deadline:

@@ -1,7 +1,8 @@
 """Why a caller does not get a lock: another holder has it, the server does not answer, or the client was closed.
 
-Invariant. "Another holder has it" is said only if the last step was refused. A hold that waited only in the local queue
-has sent no step. For it, the last step of the active hold of its client decides.
+Invariant. A wait that is over found the lock busy, unless a request of its client is overdue or has failed. A hold that
+waited only in the local queue has sent no request: those of the active hold decide, and contact with the server. If
+nothing was asked at all, because this process was too busy, nothing is known of the lock.
 """
 
 from __future__ import annotations
@@ -9,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import TYPE_CHECKING, Final
 
-from holdfast.errors import AcquireTimeout, Unavailable, rounded
+from holdfast.errors import AcquireTimeout, HoldfastError, Unavailable, rounded
 from holdfast.holder import Holder, holder_of
-from holdfast.protocol.hold import TRYING, Hold
+from holdfast.protocol.hold import HELD, LOST, TRYING, Hold
 from holdfast.protocol.replies import Refused
-from holdfast.protocol.retry import SHORTEST_CALL
+from holdfast.protocol.retry import outage
 
 if TYPE_CHECKING:
     from holdfast.protocol.leases import Driver
@@ -37,24 +38,39 @@ def refuse_closed(driver: Driver) -> None:
         raise Unavailable({driver.address: "this client was closed"}, "Connect again, or close it later")
 
 
-def refuse_silence(driver: Driver, hold: Hold, waited: float) -> None:
-    """Raise Unavailable if the server has not answered, rather than refused."""
-    outcome = hold.waiter.outcome
-    if outcome is None and (active := driver.cohorts.active(hold)) is not None and active.phase is TRYING:
-        outcome = active.waiter.outcome
-        if outcome is None and waited >= SHORTEST_CALL:
-            silence = {driver.address: f"it did not answer within {rounded(waited)} s"}
-            outcome = Unavailable(silence, "It may be hung or far away; see timeout= of connect")
-    if isinstance(outcome, Unavailable):
-        raise Unavailable(outcome.causes, outcome.advice, f"lock {hold.name!r}")
+def why_refused(driver: Driver, hold: Hold, until: float) -> HoldfastError | TimedOut:
+    """What to raise when a wait is over: Unavailable if that is because of an outage, else TimedOut: it is busy.
+
+    A request is overdue if it was under way for the answer time of the waiter that judges.
+    """
+    now, subject, contact = driver.now(), f"lock {hold.name!r}", hold.contact
+    if until <= hold.began:  # it does not wait, and the server has answered
+        return TimedOut(hold)
+    if now < until:  # it ended early
+        return outage(contact.failure(), subject, now - hold.began)
+    answer_time = contact.answer_time(hold.options, hold.patience)
+    active = driver.cohorts.active(hold)
+    if contact.lost_at is not None and (active is None or active.phase is not HELD):
+        failed = contact.failure()
+        if not failed.silent or now - contact.lost_at >= answer_time:
+            return outage(failed, subject, now - hold.began)
+    if active is None or active.phase is HELD or active.phase is LOST:
+        return TimedOut(hold)  # None: the hold before it has just ended
+    if active.sent_at is not None and now - active.sent_at >= answer_time:
+        silence = {driver.address: f"it did not answer within {rounded(now - active.sent_at)} s"}
+        return Unavailable(silence, "It may be hung or far away; see timeout= of connect", subject)
+    if active.tries or active.is_known_busy() or hold.found_busy:
+        return TimedOut(hold)
+    what = f"this process was too busy to ask it within {rounded(hold.patience)} s"
+    return Unavailable({driver.address: what}, "Wait longer, or for fewer locks at once", subject)
 
 
 def refusal_of(driver: Driver, hold: Hold) -> Refused | None:
     """The last refusal: its own, or that of the active waiter of its client."""
-    outcome, active = hold.waiter.outcome, driver.cohorts.active(hold)
-    if outcome is None and active is not None and active.phase is TRYING:
-        outcome = active.waiter.outcome
-    return outcome if isinstance(outcome, Refused) else None
+    refused, active = hold.waiter.refused, driver.cohorts.active(hold)
+    if refused is None and active is not None and active.phase is TRYING:
+        refused = active.waiter.refused
+    return refused
 
 
 def holder_seen(driver: Driver, hold: Hold, now: float) -> Holder | None:

@@ -49,7 +49,8 @@ from holdfast.protocol.kinds.parts import divide, is_divisible
 from holdfast.protocol.mutex import renew_step
 from holdfast.protocol.replies import DONE
 from holdfast.protocol.reporting import lateness, report_failed_renewal, report_renewal
-from holdfast.protocol.retry import SHORTEST_CALL, outage
+from holdfast.protocol.retry import outage
+from holdfast.protocol.wait.contact import SHORTEST_CALL, one_node
 
 if TYPE_CHECKING:
     from holdfast.protocol.keepalive import LeaseRegistry
@@ -59,11 +60,6 @@ _SERVER_WAITS: Final = 0.8  # part of the request's timeout for which the server
 _WRITING: Final = "write"  # an argument of a renewal
 _SEVERAL: Final = "several slots"  # where locks on several primaries are renewed: they delay no others
 _LONGEST: Final = 1.0  # seconds for which a renewal waits for replicas; then it is tried again
-
-
-def one_primary(key: str) -> str:
-    """The primary of that key, unless the server is a cluster."""
-    return ""
 
 
 def confirm(hold: Hold, driver: Driver) -> Effects[None]:
@@ -121,7 +117,7 @@ def renew_with_replicas(registry: LeaseRegistry, due: dict[Hold, float]) -> Effe
     for hold, ttl in due.items():
         hold.confirming, hold.check_at = True, float("inf")
         divided = len(_in_slots(renew_step(hold, ttl), registry)) > 1
-        request = (_SEVERAL, hold) if divided else (registry.primary_of(hold.main_keys[0]), None)
+        request = (_SEVERAL, hold) if divided else (registry.contacts.node_of(hold.main_keys[0]), None)
         requests.setdefault(request, {})[hold] = ttl
     for (place, _), holds in requests.items():
         yield from start(_renew_together(registry, holds), place)
@@ -191,7 +187,7 @@ def _writing(hold: Hold, ttl: float) -> Step:
 
 def _in_slots(step: Step, registry: LeaseRegistry) -> list[Step]:
     """The step, or one for each slot: names in different slots of a cluster may be on different servers."""
-    return divide(step, slot_of) if registry.primary_of is not one_primary and is_divisible(step) else [step]
+    return divide(step, slot_of) if registry.contacts.node_of is not one_node and is_divisible(step) else [step]
 
 
 def _ask_in_slots(step: Step, replicas: int, timeout: float, registry: LeaseRegistry) -> Effects[tuple[int, int]]:

@@ -10,21 +10,23 @@ Lost of the same hold; except in a process that ends or forks.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from holdfast.errors import HoldfastError, LeaseLost, NotHeld
+from holdfast.errors import HoldfastError, LeaseLost, NotHeld, rounded
 from holdfast.events import Abandoned, Acquired, Event, Lost, PassedOn, Released, RenewalFailed, Renewed, Waiting
 from holdfast.holder import Holder, holder_of
 from holdfast.protocol.effects import STOPPED, Effects, clock, report, wall_clock
 from holdfast.protocol.hold import CHECK_AFTER, HELD, LOST, Hold
 from holdfast.protocol.refusals import TimedOut, holder_named, holder_seen
-from holdfast.protocol.replies import Refused
 from holdfast.protocol.wait.waiter import NOT_WAITING
 
 if TYPE_CHECKING:
     from holdfast.lease import BaseLease
     from holdfast.protocol.keepalive import LeaseRegistry
+    from holdfast.protocol.leases import Driver
     from holdfast.protocol.lock import BaseLock
 
 # A renewal is slow if it is later than due by this part of the validity. It is due with two thirds left, so less than a
@@ -53,7 +55,7 @@ def report_wait(hold: Hold, holder: Holder | None = None) -> Effects[None]:
     if hold.waits_since:
         return
     hold.waits_since = yield from clock()
-    yield from report(Waiting(**described(hold), holder=holder or refuser(hold), local=hold.waiter.outcome is None))
+    yield from report(Waiting(**described(hold), holder=holder or refuser(hold), local=hold.waiter.refused is None))
 
 
 def report_long_wait(hold: Hold, waited: float, holder: Holder | None, deadlock: str) -> Effects[None]:
@@ -117,12 +119,25 @@ def _local_deadlock(waiting: Hold, holders: dict[Hold, Hold], waits: dict[object
     return f"Possibly a deadlock: that thread or task waits for {what}, which this caller holds"
 
 
+def log_outages(driver: Driver, log: Callable[[str], object]) -> None:
+    """Log there when contact with a server is lost, while it is, and when it is back."""
+    at_risk = partial(_leases_at_risk, driver.registry)
+    driver.registry.contacts.tell(log, at_risk, driver.cohorts.wake_local_waiters, driver.router.asks.wake_all)
+
+
+def _leases_at_risk(registry: LeaseRegistry, now: float) -> str:
+    """A sentence about the leases that an outage may end; "" if there are none."""
+    ends = [hold.deadline - now for hold in list(registry.holds) if hold.valid(now)]
+    if not ends:
+        return ""
+    held, first = ("1 lease is", "it") if len(ends) == 1 else (f"{len(ends)} leases are", "the first")
+    return f" ({held} held; unless contact is back, {first} ends in {rounded(max(0.0, min(ends)))} s)"
+
+
 def refuser(hold: Hold) -> Holder | None:
     """The holder that the last refusal named."""
-    outcome = hold.waiter.outcome
-    if isinstance(outcome, Refused) and outcome.holder:
-        return holder_named(outcome)
-    return None
+    refused = hold.waiter.refused
+    return holder_named(refused) if refused is not None and refused.holder else None
 
 
 def lateness(hold: Hold, now: float) -> float:

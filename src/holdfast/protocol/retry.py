@@ -11,15 +11,17 @@ Atomic: each try. If one try was sent and not answered, the outcome of the whole
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from holdfast.errors import HoldfastError, Unavailable, Unsupported, rounded
 from holdfast.options import LockOptions
 from holdfast.protocol.effects import Command as PlainCommand
 from holdfast.protocol.effects import Effects, Step, StepFailed, call, clock, wait
 from holdfast.protocol.hold import Hold
+from holdfast.protocol.wait.contact import PROBE, SHORTEST_CALL, Contact
 
-SHORTEST_CALL: Final = 0.1  # even the last try before a deadline gets time for a round trip
+if TYPE_CHECKING:
+    from holdfast.protocol.leases import Driver
 
 _FIRST_PAUSE: Final = 0.004
 _LONGEST_PAUSE: Final = 0.25
@@ -39,15 +41,26 @@ class Tries:
     sent = False  # one of the tries may have taken effect
     patient = True  # if False, a server that answers with an error is asked twice at most
     last: StepFailed | None = None  # the failure to report if no try follows, without its traceback
+    is_probe = False  # while nothing is answered, it ends soon: see contact.py
     _ever_answered = True  # the server has answered this client before
 
     def __init__(
-        self, options: LockOptions, started: float, until: float = _NEVER, *, jitter: str = "", outage: float = _NEVER
+        self,
+        options: LockOptions,
+        started: float,
+        until: float = _NEVER,
+        *,
+        jitter: str = "",
+        outage: float = _NEVER,
+        contact: Contact | None = None,
+        began: float | None = None,
     ) -> None:
         self.options = options
         self.started = started
+        self.began = started if began is None else began  # when the call began, of which these tries are a part
         self.until = until  # no new try after this
         self.jitter = jitter
+        self.contact = contact  # if there is one, the tries end early in an outage
         self._outage = outage  # how long tries may fail in a row, in seconds
         self._asked_at = started
 
@@ -55,14 +68,32 @@ class Tries:
         """How long a try that begins now may take."""
         options = self.options
         self._asked_at = now
-        if not self.failures:
-            return first_timeout(options, self.until - self.started)
-        outage = self._outage if self._ever_answered else min(self._outage, options.timeout)
-        return max(SHORTEST_CALL, min(options.call_timeout, self.until - now, self.failing_since + outage - now))
+        if self.is_probe:
+            return max(SHORTEST_CALL, self.started + PROBE - now)
+        if not self.failures and (self.contact is None or self.contact.lost_at is None):
+            return self.answer_time()
+        return max(SHORTEST_CALL, min(options.call_timeout, self.until - now, self._gives_up_at() - now))
+
+    def answer_time(self) -> float:
+        """How long the first try may take; a request that was under way for longer is overdue."""
+        answer_time = first_timeout if self.contact is None else self.contact.answer_time
+        return answer_time(self.options, min(self.until - self.started, self._outage))
+
+    def _gives_up_at(self) -> float:
+        """When the tries end if none is answered; they also end with the caller's wait."""
+        if self.is_probe:
+            return self.started + PROBE - SHORTEST_CALL  # so that its last try ends in time
+        outage = self._outage if self._ever_answered else min(self._outage, self.options.timeout)
+        ends = (self.failing_since if self.failures else self._asked_at) + outage
+        if self.contact is None:
+            return ends
+        patience = min(self.until - self.began, outage)
+        return min(ends, self.contact.gives_up_at(self.options, self.began, patience))
 
     def answered(self) -> None:
         self.failures = 0
         self.last = None
+        self.is_probe = False
 
     def pause_after(self, failed: StepFailed, now: float) -> float | None:
         """How long to pause before the next try; None if no try follows: then raise ``final``."""
@@ -78,9 +109,10 @@ class Tries:
             return None
         if failed.connection_broke and self.failures == 1:
             return 0.0  # the connection died while idle: try another one, even if the time is over
-        if now >= min(self.until, self.failing_since + self._outage) or self._is_hopeless(failed, now):
+        ends = min(self.until, self._gives_up_at())
+        if now >= ends or self._is_hopeless(failed, now):
             return None
-        return min(backoff(self.jitter, self.failures), max(0.0, self.until - now))
+        return min(backoff(self.jitter, self.failures), max(0.0, ends - now))
 
     def final(self) -> StepFailed:
         """The failure to raise. It is not kept here, because its traceback will refer to these tries: a cycle."""
@@ -120,17 +152,18 @@ def until_answered(
     jitter: str = "",
     shielded: bool = False,
     check: Callable[[float], None] | None = None,
+    tries: Tries | None = None,
 ) -> Effects[Answer]:
     """The answer to a step, which is sent until it is answered. StepFailed after the client's timeout.
 
     ``hold``: the hold of this step; its outcome is unknown until the caller has processed the answer. ``check``: called
-    before each try; raises to end the tries. ``StepFailed.sent``: whether any try may have taken effect.
+    before each try; raises to end the tries. ``tries``: of a call that ends early in an outage.
+    ``StepFailed.sent``: whether any try may have taken effect.
     """
     if now is None:
         now = yield from clock()
     until = min(until, now + options.timeout)
-    timeout = first_timeout(options, until - now)
-    tries: Tries | None = None  # created on the first failure: most steps are answered
+    timeout = first_timeout(options, until - now) if tries is None else tries.timeout(now)
     while True:
         if check is not None:
             check(now)
@@ -138,11 +171,14 @@ def until_answered(
         outcome_unknown = False
         if hold is not None:
             outcome_unknown = hold.send()
+            hold.sent_at = now
         try:
             reply = yield from call(step, timeout, shielded=shielded)
         except StepFailed as failed:
             if hold is not None:
+                hold.sent_at = None
                 hold.answer(outcome_unknown or failed.sent)
+            # Created on the first failure: most steps are answered.
             tries = tries or Tries(options, now, until, jitter=jitter or (hold.token if hold is not None else ""))
             now = yield from clock()
             pause = tries.pause_after(failed, now)
@@ -152,7 +188,41 @@ def until_answered(
                 now = yield from wait(None, now + pause)
             timeout = tries.timeout(now)
         else:
+            if hold is not None:
+                hold.sent_at = None
             return reply, now, tries is not None and tries.sent, outcome_unknown
+
+
+def until_answered_or_outage(
+    driver: Driver,
+    key: str,
+    step: Step | PlainCommand,
+    options: LockOptions,
+    *,
+    jitter: str = "",
+    shielded: bool = False,
+) -> Effects[Any]:
+    """The answer to a step that is sent for no holder. StepFailed after the client's timeout, or early in an outage."""
+    contact = driver.registry.contacts.of(key)
+    probe = None if contact.lost_at is None else (yield from begin_in_outage(driver, contact, options))
+    try:
+        now = yield from clock()
+        tries = Tries(options, now, now + options.timeout, jitter=jitter, contact=contact)
+        tries.is_probe = probe is not None
+        reply, *_ = yield from until_answered(lambda: step, options, now=now, shielded=shielded, tries=tries)
+        return reply
+    finally:
+        if probe is not None:
+            contact.end_probe(probe)
+
+
+def begin_in_outage(driver: Driver, contact: Contact, options: LockOptions) -> Effects[object]:
+    """A call with a bounded wait begins while contact is lost: StepFailed if that is long ago.
+
+    Returns the call as a probe, for ``Contact.end_probe``, or None if it is none.
+    """
+    me = object()
+    return me if (yield from contact.admit(options, driver.router.new_wakeup, me)) else None
 
 
 def outage(failed: StepFailed, subject: str, waited: float | None = None) -> HoldfastError:

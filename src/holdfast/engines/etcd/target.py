@@ -25,6 +25,7 @@ class EtcdTarget(NamedTuple):
     fence_floor: int = 0
     engine: str = "etcd"
     replicas: int = 0
+    outage_wait: float | None = None
     passes: bool = False  # a fence is a revision of etcd, so none can be reserved
     fenced: bool = True
     keys_expire: bool = False  # an etcd lease is shared by many locks

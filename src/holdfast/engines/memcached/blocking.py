@@ -205,7 +205,9 @@ class Engine:
             return self._failed(Unavailable({self.address: f"it answered: {text}"}, "See its log"), error, sent=True)
         full = "out of memory" in text
         what, advice = ("it is out of memory", "Give it more (-m)") if full else (f"it answered: {text}", "See its log")
-        return self._failed(Unavailable({self.address: what}, advice), error, sent=not full, retry=True)
+        failed = self._failed(Unavailable({self.address: what}, advice), error, sent=not full, retry=True)
+        failed.answered = True
+        return failed
 
     def _unreadable(self, error: MemcacheError) -> StepFailed:
         """The StepFailed for a reply that memcached would not send. Retries end with the timeout of the client."""

@@ -16,6 +16,7 @@ class MemcachedTarget(NamedTuple):
     port: int
     engine: str = "memcached"
     replicas: int = 0
+    outage_wait: float | None = None
     passes: bool = True
     fenced: bool = False
     keys_expire: bool = True

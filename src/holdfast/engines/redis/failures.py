@@ -86,9 +86,11 @@ def refusal(reply: Exception, address: str, op: Op | None = None, *, served: boo
     # moving a slot away refuses a key that does not exist, even if the script itself has just deleted that key.
     known = (code in _PASSING or code in _LASTING) and code != "MOVING"
     ever_answered = served or code not in _REPLICA
-    return _failed(
+    failed = _failed(
         Unavailable({address: what}, advice), reply, sent=not known, retry=code in _PASSING, ever_answered=ever_answered
     )
+    failed.answered = True
+    return failed
 
 
 def _code_of(text: str) -> str:
@@ -187,8 +189,10 @@ def client_closed(address: str) -> StepFailed:
     return _failed(error, None, sent=False, retry=False)
 
 
-def connect_failure(cause: Exception, address: str, timeout: float, *, tls: bool = False) -> StepFailed:
-    """The StepFailed for a connection that was not made, so nothing was sent."""
+def connect_failure(
+    cause: Exception, address: str, timeout: float, *, tls: bool = False, known: bool = True
+) -> StepFailed:
+    """The StepFailed for a connection that was not made, so nothing was sent. ``known``: that server exists."""
     if isinstance(cause, StepFailed):
         return cause
     if isinstance(cause, HoldfastError):  # the embedded server could not be started, or a certificate is missing
@@ -207,9 +211,12 @@ def connect_failure(cause: Exception, address: str, timeout: float, *, tls: bool
             return _failed(error, cause, sent=False, retry=False)
         return refusal(cause, address)
     what, advice = why_no_connection(cause, text)
+    if what == _NOBODY_LISTENS and not known:
+        advice = "Start a server there, check host and port, or use local:// for an embedded one"
     return _failed(Unavailable({address: what}, advice), cause, sent=False, retry=True)
 
 
+_NOBODY_LISTENS: Final = "nothing listens there"
 _WANTS_CERTIFICATE: Final = (
     "it wants a client certificate",
     "Give ssl_certfile= and ssl_keyfile=, in the URL or the client",
@@ -226,10 +233,7 @@ def why_no_connection(cause: Exception, text: str) -> tuple[str, str]:
     if any(isinstance(root, socket.gaierror) for root in roots):
         return "its name cannot be resolved", "Check the host in the URL"
     if any(isinstance(root, ConnectionRefusedError) for root in roots) or "refused" in text:
-        return (
-            "nothing listens there",
-            "Start a server there, check host and port, or use local:// for an embedded one",
-        )
+        return _NOBODY_LISTENS, "Is the server still running?"
     if any(isinstance(root, FileNotFoundError) for root in roots) or "No such file" in text:
         return "there is no such socket", "Start a server there, or check the path"
     if any(map(_wants_certificate, roots)):

@@ -19,13 +19,14 @@ from types import ModuleType
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from holdfast.engines import greenlets, handshake
-from holdfast.engines.capabilities import require
+from holdfast.engines.capabilities import ENGINES, require
 from holdfast.engines.local.server import ensure
 from holdfast.engines.others import resolve_other
 from holdfast.engines.redis.sentinel import Node, Sentinels
 from holdfast.engines.redis.settings import check_settings, cleaned, keep_alive, read_url
 from holdfast.errors import InvalidConfig, LocalOnlyWarning, Unavailable
 from holdfast.lua import SCRIPTS, SHARDED, Script
+from holdfast.options import OF_ENGINE, OutageWait
 from holdfast.protocol.primary import RECHECK_AFTER, Endpoint
 from holdfast.url import Location, locate
 
@@ -52,6 +53,7 @@ class Target(NamedTuple):
     sentinels: Sentinels | None = None
     engine: str = "redis"  # in ENGINES
     replicas: int = 0  # how many replicas must have a grant before it counts
+    outage_wait: float | None = None
     passes: bool = True  # it reserves fences, so a lease can be passed on within a process
     fenced: bool = True  # it gives out fences
     keys_expire: bool = True  # a key that is not renewed expires
@@ -166,7 +168,14 @@ def _limited(parser_class: Any) -> Any:
     return Limited
 
 
-def resolve(target: object, *, aio: bool, replicas: int | None = None, fence_floor: int | None = None) -> Any:
+def resolve(
+    target: object,
+    *,
+    aio: bool,
+    replicas: int | None = None,
+    fence_floor: int | None = None,
+    outage_wait: OutageWait = OF_ENGINE,
+) -> Any:
     """The server that ``connect(target)`` names, as a Target of its engine. Options override those of the URL."""
     greenlets.refuse_eventlet()
     if target is None:
@@ -175,6 +184,7 @@ def resolve(target: object, *, aio: bool, replicas: int | None = None, fence_flo
     if isinstance(target, str):
         location = locate(target)
         found = resolve_other(location) or _resolve_url(location, target, _flavour(aio))
+        outage_wait = location.outage_wait if outage_wait is OF_ENGINE else outage_wait
     else:
         found = _resolve_client(target, aio)
     if replicas is not None:
@@ -184,7 +194,7 @@ def resolve(target: object, *, aio: bool, replicas: int | None = None, fence_flo
     if fence_floor is not None:
         require("fence_floor", engine=found.engine, address=found.address)
         found = found._replace(fence_floor=fence_floor)
-    return found
+    return found._replace(outage_wait=ENGINES[found.engine].outage_wait if outage_wait is OF_ENGINE else outage_wait)
 
 
 def _fall_back_to_local() -> str:

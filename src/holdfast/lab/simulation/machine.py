@@ -23,6 +23,7 @@ from holdfast.protocol.hold import Hold
 from holdfast.protocol.intents.session import Session
 from holdfast.protocol.keepalive import LeaseRegistry, keep
 from holdfast.protocol.memcached import Items
+from holdfast.protocol.reporting import log_outages
 from holdfast.protocol.wait.cohort import Cohorts
 from holdfast.protocol.wait.notifications import NotificationRouter
 from holdfast.statistics import NodeStatistics
@@ -59,6 +60,7 @@ class Machine:
         self.router = NotificationRouter(self.registry, Wakeup)
         self.router.channel = f"bell:{self.name}"
         self.cohorts = Cohorts(Wakeup)
+        log_outages(self, self.warnings.append)
         self.keeper: Process | None = None
         self.session: LabSession | Items | None = None  # of a client of etcd or memcached, whose steps are programs
 

@@ -102,6 +102,7 @@ class Process:
         self._routine = routine if session is None else expanded(routine, session, machine.router.channel)
         self._pending: object | None = None  # what it waits for; an answer must name the same object
         self._shielded = False
+        self._asked: tuple[fx.Call | fx.CallEach, float] | None = None  # what it waits for, and when that was sent
         machine.processes.append(self)
 
     def __repr__(self) -> str:
@@ -182,6 +183,11 @@ class Process:
             value = self.machine.now()
         elif callable(value):  # makes the error of a timeout; most timeouts never happen, so it is made late
             value = value()
+        asked, self._asked = self._asked, None
+        if asked is not None and not isinstance(value, fx.Interrupted | Cancelled):
+            effect, sent_at = asked
+            ops, replies = (effect.steps, value) if isinstance(effect, fx.CallEach) else ([effect.step], [value])
+            self.acts_for.registry.contacts.note(ops, replies, sent_at, self.machine.now())
         advance = self._routine.throw if isinstance(value, BaseException) else self._routine.send
         self._go(advance, value)
 
@@ -193,10 +199,13 @@ class Process:
             return machine.wall() if effect.wall else machine.now()
         if isinstance(effect, fx.Call | fx.Scan):
             self._shielded = isinstance(effect, fx.Call) and effect.shielded
+            if isinstance(effect, fx.Call):
+                self._asked = effect, machine.now()
             world.send(machine, [effect.step], _Answer(self, pending, _UNPACKED[type(effect)]))
             world.later(self._due(effect.timeout), self, pending, lambda: world.silence(effect.timeout))
             return pending
         if isinstance(effect, fx.CallEach):
+            self._asked = effect, machine.now()
             world.send(machine, effect.steps, _Answer(self, pending, list))
             all_silent = [effect.timeout] * len(effect.steps)
             world.later(self._due(effect.timeout), self, pending, lambda: [*map(world.silence, all_silent)])

@@ -69,7 +69,9 @@ def perform(store: Store, op: Step | Command, link: str | None = None) -> Any:
             return StepFailed(refused, sent=False, retry=False)
         in_the_middle = NOT_LOCAL in reply.message
         retry = in_the_middle or reply.code in ("OOM", "TRYAGAIN")
-        return failed(f"it answered {reply.code}", sent=in_the_middle, retry=retry)
+        refusal = failed(f"it answered {reply.code}", sent=in_the_middle, retry=retry)
+        refusal.answered = True
+        return refusal
     return str(reply).encode() if isinstance(reply, Status) else reply
 
 

@@ -15,7 +15,7 @@ from holdfast.lab.subjects.rows import LAB_OPTIONS, NAME, QuietLease, fenced_con
 from holdfast.names import keys_of
 from holdfast.protocol.kinds.election import BaseElection, BaseTerms
 from holdfast.protocol.lock import BaseLock
-from holdfast.protocol.retry import SHORTEST_CALL
+from holdfast.protocol.wait.contact import SHORTEST_CALL
 
 OVERDUE_US: Final = round(SHORTEST_CALL * 1e6)  # how long the last renewal may still be under way
 

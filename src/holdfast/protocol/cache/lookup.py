@@ -57,7 +57,7 @@ from holdfast.protocol.effects import (
 from holdfast.protocol.hold import Hold
 from holdfast.protocol.replies import Abandoned, Claimed, Computing, Failed, Found
 from holdfast.protocol.reporting import acquired_event
-from holdfast.protocol.retry import Tries, outage, until_answered
+from holdfast.protocol.retry import Tries, begin_in_outage, outage, until_answered
 from holdfast.protocol.wait.cohort import ObjectSlot
 from holdfast.protocol.wait.waiting import REFRESH, Pause, WaitLoop, pause_for
 
@@ -65,10 +65,11 @@ _NEVER: Final = float("inf")
 
 
 class Patience(NamedTuple):
-    """When a caller began to wait, and when it gives up."""
+    """When a caller began to wait, and when it gives up; whether it is the probe of an outage."""
 
     started: float
     until: float
+    probes: bool = False
 
 
 def ask(group: Group, entry: Entry, policy: Policy) -> Effects[Computation]:
@@ -78,7 +79,19 @@ def ask(group: Group, entry: Entry, policy: Policy) -> Effects[Computation]:
     """
     now = yield from clock()
     patience = Patience(now, _NEVER if policy.options.wait is None else now + policy.options.wait)
-    computation = yield from _ask(group, entry, policy, patience)
+    contact = group.driver.registry.contacts.of(entry.shared[0])
+    probe: object = None
+    if contact.lost_at is not None:
+        try:
+            probe = yield from begin_in_outage(group.driver, contact, policy.options)
+        except StepFailed as failed:
+            raise outage(failed, f"value {entry.name!r}") from failed.__cause__
+        patience = patience._replace(probes=probe is not None)
+    try:
+        computation = yield from _ask(group, entry, policy, patience)
+    finally:
+        if probe is not None:
+            contact.end_probe(probe)
     while computation.hold is None and not (yield from computation.load()):
         computation = yield from _ask(group, entry, policy, patience, computation.digest())
     return computation
@@ -135,6 +148,7 @@ class Search:
         """A hold for the claim, with a fresh token: a token claims once."""
         hold = Hold(self._entry.claim, self._policy.options, ObjectSlot(self._group.driver.cohorts))
         hold.kind = "cache"
+        hold.contact = self._group.driver.registry.contacts.of(self._entry.shared[0])
         hold.token = yield from new_token(self._policy.options.label)
         return hold
 
@@ -212,7 +226,16 @@ def _look(group: Group, entry: Entry, policy: Policy, leader: Participant, patie
     hold = yield from search.new_hold()
     # A computation may take long, but tries without an answer end after the client's timeout.
     until = patience.until if patience.until > patience.started else _NEVER
-    tries = Tries(options, (yield from clock()), until, jitter=hold.token, outage=options.timeout)
+    tries = Tries(
+        options,
+        (yield from clock()),
+        until,
+        jitter=hold.token,
+        outage=options.timeout,
+        contact=hold.contact,
+        began=patience.started,
+    )
+    tries.is_probe = patience.probes
     waiter = WaitLoop("value", hold, driver.router, tries, patience.until, asks_last=True)
     try:
         computation: Computation | None = yield from waiter.run(search.look)

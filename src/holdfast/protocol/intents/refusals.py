@@ -60,5 +60,7 @@ def known_refusal(message: str, address: str) -> StepFailed | None:
     for known in REFUSALS:
         if known.part in message:
             error = Unavailable({address: known.what}, known.advice)
-            return StepFailed(error, sent=known.unknown, retry=known.passes)
+            failed = StepFailed(error, sent=known.unknown, retry=known.passes)
+            failed.answered = True
+            return failed
     return None

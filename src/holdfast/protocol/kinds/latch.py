@@ -29,8 +29,9 @@ from holdfast.protocol import mutex
 from holdfast.protocol.effects import Effects, Step, StepFailed, Wakeup, call, clock, new_token, wait
 from holdfast.protocol.hold import Hold
 from holdfast.protocol.replies import OtherCount, Remaining, WrongKind
-from holdfast.protocol.retry import SHORTEST_CALL, Tries, outage, until_answered
+from holdfast.protocol.retry import Tries, begin_in_outage, outage, until_answered, until_answered_or_outage
 from holdfast.protocol.wait.cohort import ObjectSlot
+from holdfast.protocol.wait.contact import SHORTEST_CALL
 from holdfast.protocol.wait.notifications import NotificationRouter
 from holdfast.protocol.wait.waiting import REFRESH, Pause, WaitLoop, pause_for
 
@@ -109,7 +110,9 @@ class BaseLatch:
         args = (token, self._count, str(n), self._retention, str(tombstone_ms))
         step = Step("latch_count_down", (*self._shared, self._keys.tombstone(token)), args)
         try:
-            reply, *_ = yield from until_answered(lambda: step, self._options, jitter=token, shielded=True)
+            reply = yield from until_answered_or_outage(
+                self._driver, self._keys.main, step, self._options, jitter=token, shielded=True
+            )
         except StepFailed as failed:
             if not failed.sent:
                 raise self._outage(failed) from failed.__cause__
@@ -120,7 +123,7 @@ class BaseLatch:
     def _look(self) -> Effects[int]:
         step = self._look_step("", "")
         try:
-            reply, *_ = yield from until_answered(lambda: step, self._options)
+            reply = yield from until_answered_or_outage(self._driver, self._keys.main, step, self._options)
         except StepFailed as failed:
             raise self._outage(failed) from failed.__cause__
         return self._left(reply)
@@ -146,37 +149,53 @@ class BaseLatch:
     def _wait(self, patience: float | None) -> Effects[bool]:
         """Wait until the latch is open, at most that long (None: forever). Returns whether it is open."""
         router: NotificationRouter = self._driver.router
+        contact = self._driver.registry.contacts.of(self._keys.main)
         started = now = yield from clock()
         until = _NEVER if patience is None else now + patience
         key = self._driver.generation, self._shared[0], self._count
-        waiters = self._latch_waiters.setdefault(key, LatchWaiters(now))
         me = LatchWaiter(router.new_wakeup())
+        probe: object = None
+        if patience and contact.lost_at is not None:
+            try:
+                probe = yield from begin_in_outage(self._driver, contact, self._options)
+            except StepFailed as failed:
+                raise self._outage(failed, 0.0) from failed.__cause__
+            now = yield from clock()
+        waiters = self._latch_waiters.setdefault(key, LatchWaiters(now))
         try:
             waiters.members[me] = None
             while not me.opened:
                 if now >= until:
                     return (yield from self._look_last(waiters, started, until))
+                ends = min(until, contact.gives_up_at(self._options, started, until - started))
+                if now >= ends and probe is None:
+                    raise self._outage(contact.failure(), now - started)
                 if waiters.find_leader(me, now) is me:
-                    yield from self._watch(waiters, me, until)
+                    tries = Tries(self._options, now, until, contact=contact, began=started)
+                    tries.is_probe = probe is not None
+                    yield from self._watch(waiters, me, tries)
                     now = yield from clock()
                 else:
-                    now = yield from wait(me.wakeup, min(until, now + REFRESH))
+                    now = yield from wait(me.wakeup, min(ends, now + REFRESH))
             return True
         finally:
+            if probe is not None:
+                contact.end_probe(probe)
             waiters.leave(me)
             if not waiters.members and self._latch_waiters.get(key) is waiters:
                 self._latch_waiters.pop(key, None)
 
-    def _watch(self, waiters: LatchWaiters, me: LatchWaiter, until: float) -> Effects[None]:
-        """Look as the leader, until the latch is open or that time has come; wake all waiters of this process."""
+    def _watch(self, waiters: LatchWaiters, me: LatchWaiter, tries: Tries) -> Effects[None]:
+        """Look as the leader, until the latch is open or the wait is over; wake all waiters of this process."""
         router: NotificationRouter = self._driver.router
         hold = Hold(
             self._keys, self._options, ObjectSlot(self._driver.cohorts)
         )  # never held: its token receives the notifications
         hold.token = yield from new_token("")
-        waiter = WaitLoop(
-            "latch", hold, router, Tries(self._options, (yield from clock()), until, jitter=hold.token), until
-        )
+        assert tries.contact is not None
+        hold.contact = tries.contact
+        tries.jitter = hold.token
+        waiter = WaitLoop("latch", hold, router, tries, tries.until)
 
         def look(waiter: WaitLoop, channel: str, now: float, timeout: float) -> Effects[bool | Pause]:
             if waiters.leader.get(None) is not me:

@@ -16,8 +16,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from holdfast.errors import Unavailable, rounded
-from holdfast.protocol.effects import STOPPED, Effects, StepFailed, Wakeup, clock, wait
+from holdfast.protocol.effects import STOPPED, Effects, Wakeup, clock, wait
 from holdfast.protocol.hold import Hold
 
 _LOOK_AGAIN: Final = 2.0  # seconds in the queue after which a waiter checks that it is still queued
@@ -28,7 +27,6 @@ class Asks:
 
     def __init__(self, most: int, new_wakeup: Callable[[], Wakeup]) -> None:
         self.most = most
-        self.outage: StepFailed | None = None  # why the last ask of a waiter failed; None if it was answered
         self.under_way: dict[Hold, None] = {}
         self._queue: deque[list[Hold]] = deque()
         self._new_wakeup = new_wakeup
@@ -45,8 +43,11 @@ class Asks:
         if self._queue:
             self._admit()
 
-    def wait_for_turn(self, hold: Hold, until: float) -> Effects[float]:
-        """Wait until the hold may ask (is ``under_way``) or is notified, at most until that time; returns the time."""
+    def wait_for_turn(self, hold: Hold, ends: Callable[[], float]) -> Effects[float]:
+        """Wait until the hold may ask (is ``under_way``), is notified, or its wait ends; returns the time.
+
+        ``ends``: when its wait ends, as far as is known; asked again after each wake-up.
+        """
         waiter = hold.wait_at_server()
         if waiter.wakeup is None:
             waiter.wakeup = self._new_wakeup()
@@ -58,8 +59,8 @@ class Asks:
                     ticket.append(hold)
                     self._queue.append(ticket)
                     self._admit()  # another ask may have ended since the caller checked
-                now = yield from wait(waiter.wakeup, min(until, now + _LOOK_AGAIN))
-                if hold in self.under_way or waiter.notification is not None or now >= until:
+                now = yield from wait(waiter.wakeup, min(ends(), now + _LOOK_AGAIN))
+                if hold in self.under_way or waiter.notification is not None or now >= ends():
                     ticket.clear()
                     return now
         except STOPPED:
@@ -67,15 +68,11 @@ class Asks:
             self.end(hold)
             raise
 
-    def too_busy(self, waited: float) -> StepFailed:
-        """The error of a waiter that could not ask in time: the present outage, or this process was too busy."""
-        if (failed := self.outage) is not None:
-            return StepFailed(
-                failed.error, sent=False, retry=failed.retry, ever_answered=failed.ever_answered, silent=failed.silent
-            )
-        what = f"this process was too busy to ask it within {rounded(waited)} s"
-        error = Unavailable({"the server": what}, "Wait longer, or for fewer locks at once")
-        return StepFailed(error, sent=False, retry=True)
+    def wake_all(self) -> None:
+        """Wake the waiters in the queue, so that they see that contact with the server is lost."""
+        for ticket in list(self._queue):
+            for hold in list(ticket):
+                hold.waiter.wake()
 
     def _admit(self) -> None:
         while len(self.under_way) < self.most:
@@ -94,4 +91,3 @@ class Asks:
         """Forget all waiters, after a fork or in a new event loop."""
         self.under_way.clear()
         self._queue.clear()
-        self.outage = None

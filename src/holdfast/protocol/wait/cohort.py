@@ -102,8 +102,11 @@ class Cohorts:
         hold.local_key = local_key
         return False
 
-    def wait_in_local_queue(self, hold: Hold, until: float, now: float) -> Effects[float | None]:
-        """Wait until it is active, and return that time, or None if ``until`` comes first. It may be held by then."""
+    def wait_in_local_queue(self, hold: Hold, ends: Callable[[], float], now: float) -> Effects[float | None]:
+        """Wait until it is active, and return that time, or None if its wait ends first. It may be held by then.
+
+        ``ends``: when its wait ends, as far as is known; asked again after each wake-up.
+        """
         local_key = hold.local_key
         wakeup = self.new_wakeup()
         decided = hold.wait_locally(wakeup, now).decided
@@ -111,10 +114,14 @@ class Cohorts:
         active = self.active_holds.get(local_key)
         if active is None or not (active.waiter.decided is IS_ACTIVE or active.waiter.notified):
             self._promote_next(local_key, hold)
+        else:
+            hold.follow(active)
+        until = ends()
         while True:
             now = yield from wait(wakeup, _NEVER if decided else until)
             if decided and self._is_active(hold):
                 return now
+            until = ends()  # contact may have been lost meanwhile, or may be back
             if now >= until and self._leave_local_queue(local_key, hold):
                 return None
 
@@ -126,8 +133,10 @@ class Cohorts:
             return False
         if not hold.passed:
             giver = hold.waiter.decided.get(None)
-            if isinstance(giver, Hold) and giver.phase is ENDED:
-                hold.continue_run(giver)
+            if isinstance(giver, Hold):
+                hold.follow(giver)
+                if giver.phase is ENDED:
+                    hold.continue_run(giver)
         hold.activate()
         return True
 
@@ -281,6 +290,13 @@ class Cohorts:
         if waiter.wakeup is not None:  # else its caller has noticed already
             waiter.wakeup.wake()  # last, because it may switch to another thread
             waiter.notified = True
+
+    def wake_local_waiters(self) -> None:
+        """Wake the waiters whose wait may end early, so that they see that contact with the server is lost."""
+        for queue in list(self.local_queues.values()):
+            for hold in list(queue):
+                if hold.options.outage_wait is not None:
+                    hold.waiter.wake()
 
     def forget(self) -> None:
         """Forget all holds, after a fork or in a new event loop."""

@@ -3,8 +3,8 @@
 Invariant. A waiter of a crowd sleeps. Every half second a ``present`` step shows the server that it is alive. The reply
 says whether the waiter should ask: its entry is gone (a notification was lost, or the entry was removed), the lock is
 free, or the holder's lease is about to end. So a lost notification costs half a second, as it does without a crowd. If
-a batch is not answered, it is sent again with the next round, and the waiters sleep on; a waiter whose wait ends
-meanwhile raises the error of the batch. After REST, a waiter that was not shown lately asks by itself, because the
+a batch is not answered, it is sent again with the next round, and the waiters sleep on, until their waits end early
+because contact is lost. After REST, a waiter that was not shown lately asks by itself, because the
 keeper may be stuck.
 
 Atomic: the ``present`` step, over the waiters of one batch; in a cluster, over those of one slot. It changes nothing
@@ -23,7 +23,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from holdfast.protocol.effects import Effects, Step, StepFailed, call_each, clock, warn
+from holdfast.protocol.effects import Effects, Step, StepFailed, call_each, clock
 from holdfast.protocol.hold import Hold
 
 CROWD: Final = 32  # up to this number, each waiter shows its own presence
@@ -35,8 +35,6 @@ _LATELY: Final = 2.0  # seconds; more than one round, because a round may fail o
 _A_STEP: Final = 200  # waiters in one step, which takes the server about a millisecond
 _A_CALL: Final = 5  # steps in one call
 _A_THREAD: Final = 0.0002  # seconds that a thread needs to wake up and return to its caller
-_FIRST_WARNING: Final = 1.0  # seconds between two warnings, doubled each time
-_RAREST_WARNING: Final = 60.0
 _NEVER: Final = float("inf")
 
 
@@ -54,10 +52,7 @@ class Crowd:
         self.slot_of: Callable[[str], int] = _one_slot  # of a key: a step is for the waiters of one slot
         self.members: dict[str, Hold] = {}  # by token
         self.due_at = _NEVER
-        self.outage: StepFailed | None = None  # why the last batch was not answered
         self._left: deque[Hold] = deque()  # waiters that the current round has not shown yet
-        self._warn_at = 0.0
-        self._warn_after = _FIRST_WARNING
 
     def join(self, hold: Hold, now: float) -> bool:
         """Add a waiter that sleeps from now on; returns whether the keeper must be told of the first round."""
@@ -88,7 +83,6 @@ class Crowd:
         self.members.clear()
         self._left.clear()
         self.due_at = _NEVER
-        self.outage = None
 
     def is_due(self, now: float) -> bool:
         if not self.members:
@@ -114,30 +108,9 @@ class Crowd:
                 holds.append(hold)
         return steps
 
-    def fail(self, failed: StepFailed) -> None:
-        """Record that a step was not answered."""
-        self.outage = failed.with_traceback(None)
-
     def end_round(self) -> None:
         """No step of a call was answered, so the rest of the round would not be answered either."""
         self._left.clear()
-
-    def is_to_be_warned_of(self, now: float) -> bool:
-        """Whether to log a warning now: at once, then at growing intervals."""
-        if now < self._warn_at:
-            return False
-        self._warn_at = now + self._warn_after
-        self._warn_after = min(2 * self._warn_after, _RAREST_WARNING)
-        return True
-
-    def check(self) -> None:
-        """Raise the error of the last batch, if it was not answered."""
-        if (failed := self.outage) is not None:
-            raise StepFailed(failed.error, sent=False, retry=False, silent=failed.silent)
-
-    def succeed(self) -> None:
-        self.outage = None
-        self._warn_at, self._warn_after = 0.0, _FIRST_WARNING
 
 
 def rest_of(hold: Hold) -> float:
@@ -167,11 +140,9 @@ def show_presence(crowd: Crowd, until: float, timeout: float) -> Effects[None]:
         replies = yield from call_each([present_step(holds) for holds in batch], timeout)
         for holds, reply in zip(batch, replies, strict=True):
             if isinstance(reply, StepFailed):
-                crowd.fail(reply)
                 if not reply.retry:
                     _wake(crowd, holds)  # the waiter whose request was refused must raise the error
                 continue
-            crowd.succeed()
             now_us, *codes = reply
             if len(codes) != len(holds):  # a reply to another step
                 _wake(crowd, holds)
@@ -181,13 +152,22 @@ def show_presence(crowd: Crowd, until: float, timeout: float) -> Effects[None]:
                 if not asks:
                     hold.waiter.show(seen)
             _wake(crowd, [hold for hold, asks in zip(holds, codes, strict=True) if asks])
+        now = yield from clock()
         if all(isinstance(reply, StepFailed) for reply in replies):
             crowd.end_round()
-        now = yield from clock()
-        if (failed := crowd.outage) is not None and crowd.is_to_be_warned_of(now):
-            yield from warn(f"{len(crowd.members)} waiters of this client go on waiting: {failed.error}")
+            _end_waits(crowd, now)
         if now >= until:
             return
+
+
+def _end_waits(crowd: Crowd, now: float) -> None:
+    """Wake the waiters whose wait ends because contact is lost, and let the next round begin when others are due."""
+    for hold in list(crowd.members.values()):
+        ends = hold.wait_ends(_NEVER)
+        if now >= ends:
+            hold.waiter.wake()
+        elif ends < crowd.due_at:
+            crowd.due_at = ends
 
 
 def _wake(crowd: Crowd, holds: list[Hold]) -> None:

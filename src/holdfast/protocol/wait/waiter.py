@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from holdfast.errors import HoldfastError
 from holdfast.options import LockOptions
 
 if TYPE_CHECKING:
@@ -78,8 +77,8 @@ class Waiter:
         "decided",
         "notification",
         "notified",
-        "outcome",
         "queued",
+        "refused",
         "report_at",
         "seen",
         "since",
@@ -93,7 +92,7 @@ class Waiter:
         self.notification: Notification | None = None  # the last one that was received
         self.asked = (0.0, 0)  # our time before, and the server's time at, the last step that the server answered
         self.seen = (0.0, 0)  # the same for the last step by which the keeper has shown that it is alive
-        self.outcome: Refused | HoldfastError | None = None  # of the last acquire step
+        self.refused: Refused | None = None  # the last refusal
         self.queued = False  # it is in the server's queue, as far as we know
         self.crowded = False  # it waits as one of very many: the keeper cleans up after it
         self.since = 0.0  # when it joined the local queue

@@ -19,13 +19,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from holdfast.errors import rounded
 from holdfast.holder import Holder
-from holdfast.protocol.effects import Effects, StepFailed, clock, listen, show_presence, wait, warn
+from holdfast.protocol.effects import Effects, StepFailed, clock, listen, show_presence, wait
 from holdfast.protocol.hold import HELD, Hold
 from holdfast.protocol.inspection.explaining import explain_wait
 from holdfast.protocol.reporting import LONG_WAIT, report_long_wait
-from holdfast.protocol.retry import SHORTEST_CALL, Tries, backoff
+from holdfast.protocol.retry import Tries, backoff
+from holdfast.protocol.wait.contact import SHORTEST_CALL
 from holdfast.protocol.wait.presence import is_attended
 
 if TYPE_CHECKING:
@@ -35,12 +35,9 @@ NO_CHANNEL: Final = "-"  # the channel of a waiter that cannot be notified
 REFRESH: Final = 0.5  # how often a waiter asks again; after a second of silence it loses its place
 
 _LONGEST_POLL: Final = 0.1  # of a waiter that cannot be notified
-_FIRST_WARNING: Final = 1.0  # seconds between two warnings, doubled each time
-_RAREST_WARNING: Final = 60.0
 _SUBSCRIBE_AGAIN: Final = 0.25  # seconds until the next attempt to subscribe; doubled each time
 _RAREST_ATTEMPT: Final = 4.0
 _NEVER: Final = float("inf")
-_SOON_OVER: Final = 10.0  # seconds; a wait that ends within this time logs no warning
 
 
 class Pause(NamedTuple):
@@ -62,8 +59,6 @@ class WaitLoop:
         "_report_at",
         "_subscribe_at",
         "_subscribe_pause",
-        "_warn_after",
-        "_warned_at",
         "answered",
         "asks_last",
         "attempt",
@@ -92,8 +87,6 @@ class WaitLoop:
         self._report_at = tries.started + LONG_WAIT  # when to report that it is still waiting
         self._subscribe_at = 0.0  # when to try to subscribe again
         self._subscribe_pause = _SUBSCRIBE_AGAIN
-        self._warned_at = -_NEVER
-        self._warn_after = 0.0
 
     @property
     def subject(self) -> str:
@@ -119,7 +112,7 @@ class WaitLoop:
                         now = yield from self._wait_for_turn()
                         if hold.phase is HELD:
                             return True
-                        if now >= self.until and self.answered and not self.asks_last:
+                        if now >= self._ends() and not self.asks_last:
                             return None
                     try:
                         found, channel = yield from self._ask(ask, now)
@@ -131,7 +124,6 @@ class WaitLoop:
                     if pause is None:
                         raise tries.final()
                     if pause:
-                        yield from self._warn(found, now)
                         now = yield from self.sleep(now + pause)
                 else:
                     tries.answered()
@@ -149,18 +141,12 @@ class WaitLoop:
                         until = self.until + (self.router.crowd.spread(self.until) if shown_by_keeper else 0.0)
                         rest, found = found.seconds, None
                         now = yield from self.sleep(wakes_at := min(until, now + rest))
-                        while wakes_at <= now < self.until and shown_by_keeper and is_attended(hold, now):
+                        while shown_by_keeper and now < self.until and self._sleeps_on(wakes_at, now):
                             yield from show_presence(hold)
                             rest *= 2
                             now = yield from self.sleep(wakes_at := min(until, now + rest))
-                        if (
-                            now >= self.until
-                            and hold.phase is not HELD
-                            and not self.asks_last
-                            and channel != NO_CHANNEL
-                        ):
-                            if shown_by_keeper:
-                                self.router.crowd.check()
+                        ends = self._ends() if shown_by_keeper else self.until
+                        if now >= ends and hold.phase is not HELD and not self.asks_last and channel != NO_CHANNEL:
                             return None
                 if hold.phase is HELD:
                     return True
@@ -173,31 +159,37 @@ class WaitLoop:
         """The result of one ask, and its channel. Raises StepFailed if the turn to ask came too late."""
         hold, router, channel, longest = self.hold, self.router, "", _NEVER
         if self.patient:
-            if now >= self.until and not self.answered and not self.asks_last:
-                raise self.tries.last or router.asks.too_busy(now - self.tries.started)
             router.asks.begin(hold)
             channel = router.enlist(hold) or (NO_CHANNEL if self.unsubscribed else "")
             longest = max(SHORTEST_CALL, self.until - now)
         try:
-            found = yield from ask(self, channel, now, min(self.tries.timeout(now), longest))
-        except StepFailed as failed:
-            router.asks.outage = failed.with_traceback(None)
-            raise
+            return (yield from ask(self, channel, now, min(self.tries.timeout(now), longest))), channel
         finally:
             router.asks.end(hold)
-        router.asks.outage = None
-        return found, channel
+
+    def _sleeps_on(self, wakes_at: float, now: float) -> bool:
+        """Whether a waiter that the keeper shows need not ask: nothing woke it, or only the news of an outage."""
+        hold = self.hold
+        if hold.phase is HELD:
+            return False
+        if hold.contact.lost_at is None:
+            return now >= wakes_at and is_attended(hold, now)
+        return now < hold.wait_ends(self.until)
 
     def _wait_for_turn(self) -> Effects[float]:
         """Wait until this waiter may ask, is granted the lock, or its wait is over; returns the time."""
         hold, asks = self.hold, self.router.asks
         while True:
-            now = yield from asks.wait_for_turn(hold, self.until)
+            now = yield from asks.wait_for_turn(hold, self._ends)
             if hold.waiter.notification is None or hold in asks.under_way:
                 return now
             now = yield from self.sleep(now)  # notified before it could ask
             if hold.phase is HELD or now >= self.until:
                 return now
+
+    def _ends(self) -> float:
+        """When its wait is over: at ``until``, or early in an outage."""
+        return self.hold.wait_ends(self.until)
 
     def _subscribe(self, now: float) -> Effects[None]:
         """Start the client's subscriber. If that fails for now (no connection), poll, and try again later."""
@@ -246,14 +238,3 @@ class WaitLoop:
             if registry.may_explain_wait(now):
                 holder, deadlock = yield from explain_wait(self.hold, registry)
             yield from report_long_wait(self.hold, now - began, holder, deadlock)
-
-    def _warn(self, failed: StepFailed, now: float) -> Effects[None]:
-        """Log that the wait goes on although the server cannot be used: at once, then at growing intervals."""
-        tries = self.tries
-        if now < self._warned_at + self._warn_after or tries.until - now < _SOON_OVER or not self.patient:
-            return
-        self._warned_at = now
-        self._warn_after = min(max(_FIRST_WARNING, 2 * self._warn_after), _RAREST_WARNING)
-        failing = now - tries.failing_since
-        since = f", for {rounded(failing)} s so far" if failing >= 1 else ""
-        yield from warn(f"{self.subject} is still waited for{since}: {failed.error}")

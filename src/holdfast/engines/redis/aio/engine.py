@@ -257,7 +257,8 @@ class Engine:
         """The StepFailed for an error of ``connect`` or of a step."""
         if isinstance(error, StepFailed):
             return error
-        failed = connect_failure(error, self.address, self.timeout, tls=self.tls)
+        known = self.ever_answered or self.target.sentinels is not None
+        failed = connect_failure(error, self.address, self.timeout, tls=self.tls, known=known)
         failed.retry = failed.retry and self.ever_answered
         return failed
 

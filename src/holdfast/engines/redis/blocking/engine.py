@@ -199,7 +199,13 @@ class Engine:
         return connection
 
     def _not_connected(self, cause: Exception, timeout: float) -> StepFailed:
-        failed = connect_failure(cause, self.address, timeout, tls=self._target.tls)
+        failed = connect_failure(
+            cause,
+            self.address,
+            timeout,
+            tls=self._target.tls,
+            known=self._ever_answered or self._has_sentinels,
+        )
         failed.retry = failed.retry and self._ever_answered
         return failed
 

@@ -83,7 +83,7 @@ class Topology(Generic[N]):
         self._channels: dict[int, str] = {}  # by slot
         router.shards = self
         router.crowd.slot_of = slot_of
-        router.registry.primary_of = self.primary_of
+        router.registry.contacts.node_of = self.primary_of
         for address in target.seeds:
             self.node_at(address)
         if remembered := _remembered.get(target.seeds):

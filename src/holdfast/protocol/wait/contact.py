@@ -1,0 +1,274 @@
+"""Contact with a server: since when it has not served this client, and how long a call goes on trying.
+
+Invariant. Contact with a node is lost at the send of the first request that failed since the last one that was served.
+It is a fact of the client: every request of every driver is noted here, and every call judges by the same record. What
+does not count as a loss: a closed connection, until a request that was sent after that fails as well; a request that
+was sent before the last one that was served; and an error that no further try can change, because the server has
+answered. A server that answers "out of memory", "read-only" or "loading" does not serve: contact is back once it serves
+a request of the kind that it refused, or one that takes a lock. A renewal that it answers does not count then.
+
+A call with a bounded wait ends once contact has been lost for its ``outage_wait``, but not before it has tried for two
+answer times itself. If it begins later, it ends at once. One such call at a time is a *probe*: it tries, for PROBE
+seconds at most, and calls that begin meanwhile wait for its verdict. The next probe comes PROBE_EVERY seconds after the
+last. So a server that is back is found by the next call, without a thread that looks for it, and an outage does not
+fill a pool of threads. A server may be too slow for a probe, or a call may have nothing to ask, because a hold of its
+own process has the lock. So a call that ends in an outage leaves a token to the keeper, to bury it as after any attempt
+that was given up: contact is back when that is done.
+
+Before the first request was ever served nothing of this applies: see ``StepFailed.ever_answered``. Holders are not
+concerned either: renewals, releases, extensions and clean-ups are tried as long as they can matter.
+
+Atomic: single attributes and dict operations, so any thread may call. If two threads note at once, the record may be a
+few milliseconds off.
+
+Clocks: times are those of the driver.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from holdfast.errors import rounded
+from holdfast.options import LockOptions
+from holdfast.protocol.effects import Command, Effects, Step, StepFailed, Wakeup, clock, wait
+
+SHORTEST_CALL: Final = 0.1  # even the last try before a deadline gets time for a round trip
+PROBE: Final = 0.3  # seconds for which a probe tries
+PROBE_EVERY: Final = 0.5
+
+_FIRST_LINE: Final = 0.25  # seconds without contact after which an outage is logged, and waiters are told
+_FIRST_PAUSE: Final = 1.0  # seconds until the next line; doubled each time
+_RAREST_LINE: Final = 60.0
+_NEVER: Final = float("inf")
+# Steps that take something new. A server that serves one of them serves them all.
+_TAKING: Final = frozenset(
+    ("acquire", "multi_acquire", "pool_acquire", "adopt", "multi_adopt", "pool_adopt", "cache_look", "latch_count_down")
+)
+_BURYING: Final = frozenset(("abandon", "multi_abandon", "pool_abandon"))
+
+
+def one_node(key: str) -> str:
+    """The node of that key, unless the server is a cluster."""
+    return ""
+
+
+class Contact:
+    """Contact with one node."""
+
+    __slots__ = (
+        "_broke_at",
+        "_failed_at",
+        "_log_after",
+        "_log_at",
+        "_probe_after",
+        "_probe_ends",
+        "_refused",
+        "_waiting",
+        "failed",
+        "failures",
+        "had",
+        "lost_at",
+        "probe",
+        "served_at",
+    )
+
+    def __init__(self, *, had: bool) -> None:
+        self.had = had  # whether the node has ever served a request
+        self.lost_at: float | None = None
+        self.served_at = -_NEVER  # when the last request that was served was sent
+        self.failed: StepFailed | None = None  # the last one; kept when contact is back, for calls that end just then
+        self.failures = 0  # since it was lost
+        self._failed_at = 0.0  # when the last failure was known
+        self._broke_at = _NEVER  # when a connection was found closed, with nothing served since
+        self._refused: set[str] = set()  # what the server has answered with an error, by name
+        self._log_at, self._log_after = _NEVER, 0.0  # when to log that the outage lasts
+        self.probe: dict[None, object] = {}  # the call that probes; set by ``setdefault``
+        self._probe_ends = self._probe_after = 0.0
+        self._waiting: dict[Wakeup, None] = {}  # of calls that wait for the verdict of the probe
+
+    # What was found out.
+
+    def lose(self, name: str, sent_at: float, failed: StepFailed, now: float) -> None:
+        """A request of that name failed."""
+        if failed.connection_broke and sent_at < self._broke_at:
+            self._broke_at = min(self._broke_at, now)
+            return
+        if failed.answered:
+            self._refused.add(name)
+        elif sent_at < self.served_at:
+            return
+        if self.lost_at is None:
+            self.lost_at, self.failures = sent_at, 0
+            self._log_at, self._log_after = sent_at + _FIRST_LINE, _FIRST_PAUSE
+        self.failures += 1
+        self._failed_at = now
+        self.failed = failed.with_traceback(None)
+
+    def serve(self, op: Step | Command, sent_at: float, now: float) -> str:
+        """A request was served; returns what to log, mostly ""."""
+        self.served_at = max(self.served_at, sent_at)
+        if self._refused and _name_of(op) not in self._refused and not _is_taking(op):
+            return ""
+        self.had, self._broke_at = True, _NEVER
+        lost_at, self.lost_at = self.lost_at, None
+        if lost_at is None:
+            return ""
+        self._refused.clear()
+        self._wake()
+        if self._log_after == _FIRST_PAUSE:  # its begin was not logged
+            return ""
+        least, most = rounded(self._failed_at - lost_at), rounded(now - lost_at)
+        lasted = f"{least} to {most}" if now - self._failed_at > 1.0 else most  # nothing was asked in between
+        return f"contact is back after {lasted} s, in which {_requests(self.failures)} failed"
+
+    def line(self, now: float) -> str:
+        """What to log about an outage that lasts; mostly ""."""
+        if self.lost_at is None or self.failed is None or now < self._log_at:
+            return ""
+        pause = self._log_after
+        self._log_at, self._log_after = now + pause, min(2 * pause, _RAREST_LINE)
+        lasts = f"no contact for {rounded(now - self.lost_at)} s"
+        if pause > _FIRST_PAUSE:
+            lasts = f"still {lasts}, {_requests(self.failures)} failed"
+        return f"{lasts}: {self.failed.error}"
+
+    def is_calm(self) -> bool:
+        """Whether there is contact, and nothing to remember when the next request is served."""
+        return self.had and self.lost_at is None and self._broke_at == _NEVER and not self._refused
+
+    # How long a call goes on.
+
+    def answer_time(self, options: LockOptions, patience: float) -> float:
+        """How long the first try of a call may take: a third of the time, so that there is time for another try."""
+        bounded = self.had and patience != _NEVER
+        return max(SHORTEST_CALL, min(options.answer_time if bounded else options.first_try, patience / 3))
+
+    def gives_up_at(self, options: LockOptions, began: float, patience: float) -> float:
+        """When a call that began then ends, unless contact is back before."""
+        lost_at = self.lost_at
+        if lost_at is None or options.outage_wait is None or patience == _NEVER or not self.had:
+            return _NEVER
+        return max(lost_at + options.outage_wait, began + 2 * self.answer_time(options, patience))
+
+    def admit(self, options: LockOptions, new_wakeup: Callable[[], Wakeup], me: object) -> Effects[bool]:
+        """A call with a bounded wait begins while contact is lost; returns whether it is the probe.
+
+        Raises StepFailed if contact has been lost for longer than its ``outage_wait``, and it is not the probe.
+        """
+        now = yield from clock()
+        while (lost_at := self.lost_at) is not None and self.had and options.outage_wait is not None:
+            if now < lost_at + options.outage_wait:
+                return False
+            probe = self.probe.get(None)
+            if probe is None:
+                if now < self._probe_after:
+                    raise self.failure()
+                if self.probe.setdefault(None, me) is me:
+                    self._probe_ends, self._probe_after = now + PROBE, now + PROBE_EVERY
+                    return True
+            elif now >= self._probe_ends + SHORTEST_CALL:  # it was lost to an interrupt
+                self.end_probe(probe)
+            else:
+                wakeup = new_wakeup()
+                self._waiting[wakeup] = None
+                try:
+                    now = yield from wait(wakeup, self._probe_ends + SHORTEST_CALL)
+                finally:
+                    self._waiting.pop(wakeup, None)
+        return False
+
+    def end_probe(self, probe: object) -> None:
+        """The probe has ended: its verdict is ``lost_at``."""
+        if self.probe.get(None) is probe:
+            self.probe.pop(None, None)
+            self._wake()
+
+    def _wake(self) -> None:
+        for wakeup in list(self._waiting):
+            wakeup.wake()
+
+    def failure(self) -> StepFailed:
+        """The present outage, as the failure of another call."""
+        failed = self.failed
+        assert failed is not None
+        return StepFailed(
+            failed.error, sent=False, retry=failed.retry, ever_answered=failed.ever_answered, silent=failed.silent
+        )
+
+
+class Contacts:
+    """Contact with each node of a client's server. A driver notes the outcome of every request."""
+
+    def __init__(self) -> None:
+        self.node_of: Callable[[str], str] = one_node  # by key
+        self.only = Contact(had=False)  # unless there are several nodes
+        # There is one node, and contact with it: then a driver sets ``only.served_at`` itself (benchmarks.uncontended).
+        self.calm = False
+        self._nodes: dict[str, Contact] = {}
+        self._log: Callable[[str], object] = bool
+        self._held: Callable[[float], str] = lambda now: ""
+        self._wake: tuple[Callable[[], None], ...] = ()
+
+    def tell(self, log: Callable[[str], object], held: Callable[[float], str], *wake: Callable[[], None]) -> None:
+        """Log outages there, with what is held. ``wake``: each wakes callers that send nothing, when one begins."""
+        self._log, self._held, self._wake = log, held, wake
+
+    def of(self, key: str) -> Contact:
+        """Contact with the node of that key."""
+        if self.node_of is one_node:
+            return self.only
+        node = self.node_of(key)
+        return self._nodes.get(node) or self._nodes.setdefault(node, Contact(had=True))  # another node has named it
+
+    def note_failure(self, op: Step | Command, sent_at: float, failed: StepFailed, now: float) -> None:
+        """A request that was sent at that time failed."""
+        if not failed.retry:
+            return  # the server has answered, or never did
+        self.calm = False
+        contact = self.of(_key_of(op))
+        contact.lose(_name_of(op), sent_at, failed, now)
+        if line := contact.line(now):
+            self._log(line + self._held(now))
+            for wake in self._wake:
+                wake()
+
+    def note_reply(self, op: Step | Command, sent_at: float, now: float) -> None:
+        """A request that was sent at that time was served."""
+        contact = self.of(_key_of(op))
+        if line := contact.serve(op, sent_at, now):
+            self._log(line)
+        self.calm = contact is self.only and contact.is_calm()
+
+    def note(self, ops: Sequence[Step | Command], replies: Sequence[Any], sent_at: float, now: float) -> None:
+        """Requests that were sent together have these replies, or failures."""
+        if self.calm and not any(isinstance(reply, StepFailed) for reply in replies):
+            self.only.served_at = sent_at
+            return
+        for op, reply in zip(ops, replies, strict=True):
+            if isinstance(reply, StepFailed):
+                self.note_failure(op, sent_at, reply, now)
+            else:
+                self.note_reply(op, sent_at, now)
+
+    def forget(self) -> None:
+        """After a fork, or in a new event loop: what was lost may be there for this process."""
+        self._nodes.clear()
+        self.only, self.calm = Contact(had=self.only.had), False
+
+
+def _requests(number: int) -> str:
+    return "1 request to it" if number == 1 else f"{number} requests to it"
+
+
+def _name_of(op: Step | Command) -> str:
+    return op.script if isinstance(op, Step) else str(op.args[0])
+
+
+def _is_taking(op: Step | Command) -> bool:
+    """Whether the server writes something new for it; an abandon writes a tombstone if it was told to."""
+    return isinstance(op, Step) and (op.script in _TAKING or (op.script in _BURYING and op.args[-1] != "0"))
+
+
+def _key_of(op: Step | Command) -> str:
+    return op.keys[0] if isinstance(op, Step) else str(op.args[1]) if len(op.args) > 1 else ""
