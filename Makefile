@@ -34,7 +34,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help demo check test test-long test-engines test-floors servers hostile lint format lab bench bench-before bench-contention mutants hostile-fleets \
-	bench-mixed bench-engines failover clean
+	bench-mixed bench-engines bench-outage bench-busy failover clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile
@@ -120,6 +120,12 @@ bench-mixed: $(BENCH_READY)  ## what polling clients of other libraries get besi
 
 bench-engines: $(BENCH_READY)  ## Sentinel and Cluster beside one server; etcd beside tooz (about 3 minutes)
 	@failed=0; for one in engines etcd; do $(BIN)/python -m benchmarks.$$one || failed=1; done; exit $$failed
+
+bench-outage: $(READY)  ## a web service whose lock server goes away, beside redis-py's lock; writes a table into docs/web-service.md (about 6 minutes)
+	@$(BIN)/python -m benchmarks.outage --page docs/web-service.md
+
+bench-busy: $(READY)  ## locks that many want, on a healthy server: no call may fail as if it were down (about 20 minutes)
+	@$(BIN)/python -m benchmarks.busy
 
 failover: $(READY)  ## failovers and reshardings under load, beside redis-py's lock (about 25 minutes)
 	@$(BIN)/python -m benchmarks.failover
