@@ -25,11 +25,9 @@ from holdfast.protocol.effects import (
     Command,
     Effects,
     Step,
-    StepFailed,
     attach,
     caller,
     clock,
-    defer_cleanup,
     detach,
     new_token,
     wait,
@@ -39,7 +37,7 @@ from holdfast.protocol.leases import Driver, release_lease
 from holdfast.protocol.refusals import TimedOut, held_by, holder_here, refuse_closed, timeout_error, why_refused
 from holdfast.protocol.replication import confirm
 from holdfast.protocol.reporting import note_attempt, observe_acquire, report_wait
-from holdfast.protocol.retry import begin_in_outage, outage, until_answered_or_outage
+from holdfast.protocol.retry import ask_server, begin_in_outage, let_keeper_ask
 from holdfast.protocol.wait.cohort import Cohorts, ObjectSlot, yield_window
 
 L = TypeVar("L", bound=BaseLease)
@@ -149,10 +147,7 @@ class BaseLock(Generic[L]):
             # A caller that does not wait for the lock still waits for an answer of the server.
             until, answer_by = now + patience, now + (patience or self._options.timeout)
             if contact.lost_at is not None:
-                try:
-                    probe = yield from begin_in_outage(driver, contact, self._options)
-                except StepFailed as failed:
-                    raise outage(failed, f"lock {self.name!r}") from failed.__cause__
+                probe = yield from begin_in_outage(driver, contact, self._options, f"lock {self.name!r}")
                 now = yield from clock()
         refuse_closed(driver)
         cohorts = driver.cohorts
@@ -208,28 +203,17 @@ class BaseLock(Generic[L]):
                 if isinstance(error, NotAcquired):
                     refuse_closed(driver)  # if close() abandoned this attempt, say so instead
                 if isinstance(error, Unavailable):
-                    yield from self._let_keeper_ask()
+                    yield from let_keeper_ask(driver, self._new_hold)
                 raise
             finally:
                 if probe is not None:
                     contact.end_probe(probe)
-        if isinstance(refused, Unavailable):
-            yield from self._let_keeper_ask()
-        raise refused
-
-    def _let_keeper_ask(self) -> Effects[None]:
-        """This call ends in an outage. If nobody asks the server any more, the keeper does, to find it when it is back.
-
-        It buries a token that was never used: that is a write, as an acquire is.
-        """
-        registry = self._driver.registry
-        if registry.contacts.of(self._keys.main).lost_at is None or registry.cleanups or registry.cleaning:
-            return
-        hold = self._new_hold()
-        hold.token = yield from new_token(self._options.label)
-        hold.outcome_unknown = True
-        hold.end()
-        yield from defer_cleanup(hold)
+        try:
+            if isinstance(refused, Unavailable):
+                yield from let_keeper_ask(driver, self._new_hold)
+            raise refused
+        finally:
+            del refused  # its traceback refers to this frame: a cycle
 
     def _timeout_error(self, hold: Hold) -> Effects[AcquireTimeout]:
         now = yield from clock()
@@ -272,12 +256,7 @@ class BaseLock(Generic[L]):
 
     def _ask_server(self, step: Step | Command) -> Effects[Any]:
         """The reply to a step that changes nothing."""
-        try:
-            key = self._keys.main
-            return (yield from until_answered_or_outage(self._driver, key, step, self._options, jitter=self.name))
-        except StepFailed as failed:
-            yield from self._let_keeper_ask()
-            raise outage(failed, f"lock {self.name!r}", self._options.timeout) from failed.__cause__
+        return ask_server(self._driver, self._new_hold, step, self._options, f"lock {self.name!r}")
 
     def _enter(self) -> Effects[L]:
         try:

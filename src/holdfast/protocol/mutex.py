@@ -143,7 +143,7 @@ def acquire(  # noqa: PLR0917 (as _ask)
     try:
         try:
             if patient:
-                if asks.is_full():
+                if asks.is_full() and not probes:
                     now = yield from asks.wait_for_turn(hold, partial(hold.wait_ends, until))
                     if hold not in asks.under_way and hold.waiter.notification is None:
                         return False

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from holdfast.errors import HoldfastError, Unavailable, Unsupported, rounded
 from holdfast.options import LockOptions
 from holdfast.protocol.effects import Command as PlainCommand
-from holdfast.protocol.effects import Effects, Step, StepFailed, call, clock, wait
+from holdfast.protocol.effects import Effects, Step, StepFailed, call, clock, defer_cleanup, new_token, wait
 from holdfast.protocol.hold import Hold
 from holdfast.protocol.wait.contact import PROBE, SHORTEST_CALL, Contact
 
@@ -198,16 +198,16 @@ def until_answered_or_outage(
     key: str,
     step: Step | PlainCommand,
     options: LockOptions,
+    subject: str,
     *,
-    jitter: str = "",
     shielded: bool = False,
 ) -> Effects[Any]:
     """The answer to a step that is sent for no holder. StepFailed after the client's timeout, or early in an outage."""
     contact = driver.registry.contacts.of(key)
-    probe = None if contact.lost_at is None else (yield from begin_in_outage(driver, contact, options))
+    probe = None if contact.lost_at is None else (yield from begin_in_outage(driver, contact, options, subject))
     try:
         now = yield from clock()
-        tries = Tries(options, now, now + options.timeout, jitter=jitter, contact=contact)
+        tries = Tries(options, now, now + options.timeout, jitter=subject, contact=contact)
         tries.is_probe = probe is not None
         reply, *_ = yield from until_answered(lambda: step, options, now=now, shielded=shielded, tries=tries)
         return reply
@@ -216,19 +216,48 @@ def until_answered_or_outage(
             contact.end_probe(probe)
 
 
-def begin_in_outage(driver: Driver, contact: Contact, options: LockOptions) -> Effects[object]:
-    """A call with a bounded wait begins while contact is lost: StepFailed if that is long ago.
+def ask_server(
+    driver: Driver, new_hold: Callable[[], Hold], step: Step | PlainCommand, options: LockOptions, subject: str
+) -> Effects[Any]:
+    """The answer to a step that changes nothing, on the lock of those holds. Unavailable if there is none."""
+    began = driver.now()
+    try:
+        return (yield from until_answered_or_outage(driver, new_hold().keys.main, step, options, subject))
+    except StepFailed as failed:
+        yield from let_keeper_ask(driver, new_hold)
+        raise outage(failed, subject, driver.now() - began) from failed.__cause__
+
+
+def begin_in_outage(driver: Driver, contact: Contact, options: LockOptions, subject: str) -> Effects[object]:
+    """A call with a bounded wait begins while contact is lost: Unavailable if that is long ago.
 
     Returns the call as a probe, for ``Contact.end_probe``, or None if it is none.
     """
     me = object()
-    return me if (yield from contact.admit(options, driver.router.new_wakeup, me)) else None
+    try:
+        return me if (yield from contact.admit(options, driver.router.new_wakeup, me)) else None
+    except StepFailed as failed:
+        raise outage(failed, subject) from failed.__cause__
+
+
+def let_keeper_ask(driver: Driver, new_hold: Callable[[], Hold]) -> Effects[None]:
+    """A call ends in an outage. If nobody asks the server any more, the keeper does, to find it when it is back.
+
+    It buries a token that was never used: that is a write, as an acquire is.
+    """
+    registry, hold = driver.registry, new_hold()
+    if registry.contacts.of(hold.keys.main).lost_at is None or registry.cleanups or registry.cleaning:
+        return
+    hold.token = yield from new_token(hold.options.label)
+    hold.outcome_unknown = True
+    hold.end()
+    yield from defer_cleanup(hold)
 
 
 def outage(failed: StepFailed, subject: str, waited: float | None = None) -> HoldfastError:
     """The error of a failed step for the caller: with the lock's name, which the engine does not know.
 
-    ``waited``: how long the caller has waited in total, which is longer than the last try.
+    ``waited``: how long the caller has waited in total, if that is more than the last try.
     """
     error = failed.error
     if isinstance(error, Unsupported):
@@ -236,6 +265,6 @@ def outage(failed: StepFailed, subject: str, waited: float | None = None) -> Hol
     if type(error) is not Unavailable:
         return error
     causes = error.causes
-    if failed.silent and waited is not None:
+    if failed.silent and waited is not None and waited >= SHORTEST_CALL:
         causes = dict.fromkeys(causes, f"it did not answer within {rounded(waited)} s")
     return Unavailable(causes, error.advice, subject)

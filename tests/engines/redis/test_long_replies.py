@@ -37,7 +37,7 @@ def shared(proxy: Proxy) -> Iterator[SharedConnection]:
 
 
 def test_a_reply_without_end_is_given_up_at_the_limit(proxy: Proxy) -> None:
-    with holdfast.connect(proxy.url, timeout=30.0) as client:
+    with holdfast.connect(proxy.url, timeout=30.0, outage_wait=None) as client:
         with client.lock("x"):
             pass
         proxy.on("acquire", instead(ENDLESS), times=2)

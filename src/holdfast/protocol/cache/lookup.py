@@ -82,10 +82,7 @@ def ask(group: Group, entry: Entry, policy: Policy) -> Effects[Computation]:
     contact = group.driver.registry.contacts.of(entry.shared[0])
     probe: object = None
     if contact.lost_at is not None:
-        try:
-            probe = yield from begin_in_outage(group.driver, contact, policy.options)
-        except StepFailed as failed:
-            raise outage(failed, f"value {entry.name!r}") from failed.__cause__
+        probe = yield from begin_in_outage(group.driver, contact, policy.options, f"value {entry.name!r}")
         patience = patience._replace(probes=probe is not None)
     try:
         computation = yield from _ask(group, entry, policy, patience)
@@ -236,6 +233,7 @@ def _look(group: Group, entry: Entry, policy: Policy, leader: Participant, patie
         began=patience.started,
     )
     tries.is_probe = patience.probes
+    hold.began, hold.patience = patience.started, min(until - patience.started, options.timeout)
     waiter = WaitLoop("value", hold, driver.router, tries, patience.until, asks_last=True)
     try:
         computation: Computation | None = yield from waiter.run(search.look)

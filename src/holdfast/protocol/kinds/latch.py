@@ -102,34 +102,40 @@ class BaseLatch:
     def name(self) -> str:
         return self._keys.name
 
+    @property
+    def _subject(self) -> str:
+        return f"latch {self.name!r}"
+
     def _count_down(self, n: int) -> Effects[int]:
         """Count down. Returns the count that is left. If the caller is cancelled, it was counted once or not at all."""
-        token = yield from new_token("")
+        token, began = (yield from new_token("")), self._driver.now()
         # After the last try, the tombstone must last as long as other tombstones do.
         tombstone_ms = mutex.TOMBSTONE_MS + round(self._options.timeout * 1000)
         args = (token, self._count, str(n), self._retention, str(tombstone_ms))
         step = Step("latch_count_down", (*self._shared, self._keys.tombstone(token)), args)
         try:
             reply = yield from until_answered_or_outage(
-                self._driver, self._keys.main, step, self._options, jitter=token, shielded=True
+                self._driver, self._keys.main, step, self._options, self._subject, shielded=True
             )
         except StepFailed as failed:
             if not failed.sent:
-                raise self._outage(failed) from failed.__cause__
+                raise self._outage(failed, self._driver.now() - began) from failed.__cause__
             advice = "call count(), and count down again only if no other caller can have changed it"
             raise OutcomeUnknown(self.name, "a count_down", advice) from failed.error
         return self._left(reply)
 
     def _look(self) -> Effects[int]:
-        step = self._look_step("", "")
+        step, began = self._look_step("", ""), self._driver.now()
         try:
-            reply = yield from until_answered_or_outage(self._driver, self._keys.main, step, self._options)
+            reply = yield from until_answered_or_outage(
+                self._driver, self._keys.main, step, self._options, self._subject
+            )
         except StepFailed as failed:
-            raise self._outage(failed) from failed.__cause__
+            raise self._outage(failed, self._driver.now() - began) from failed.__cause__
         return self._left(reply)
 
-    def _outage(self, failed: StepFailed, waited: float | None = None) -> HoldfastError:
-        return outage(failed, f"latch {self.name!r}", self._options.timeout if waited is None else waited)
+    def _outage(self, failed: StepFailed, waited: float) -> HoldfastError:
+        return outage(failed, self._subject, waited)
 
     def _look_step(self, token: str, channel: str) -> Step:
         return Step("latch_look", self._shared, (token, self._count, channel, self._retention))
@@ -156,10 +162,7 @@ class BaseLatch:
         me = LatchWaiter(router.new_wakeup())
         probe: object = None
         if patience and contact.lost_at is not None:
-            try:
-                probe = yield from begin_in_outage(self._driver, contact, self._options)
-            except StepFailed as failed:
-                raise self._outage(failed, 0.0) from failed.__cause__
+            probe = yield from begin_in_outage(self._driver, contact, self._options, self._subject)
             now = yield from clock()
         waiters = self._latch_waiters.setdefault(key, LatchWaiters(now))
         try:
@@ -193,7 +196,7 @@ class BaseLatch:
         )  # never held: its token receives the notifications
         hold.token = yield from new_token("")
         assert tries.contact is not None
-        hold.contact = tries.contact
+        hold.contact, hold.began, hold.patience = tries.contact, tries.began, tries.until - tries.began
         tries.jitter = hold.token
         waiter = WaitLoop("latch", hold, router, tries, tries.until)
 

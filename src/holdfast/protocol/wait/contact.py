@@ -29,7 +29,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from holdfast.errors import rounded
+from holdfast.errors import Unavailable, rounded
 from holdfast.options import LockOptions
 from holdfast.protocol.effects import Command, Effects, Step, StepFailed, Wakeup, clock, wait
 
@@ -98,12 +98,11 @@ class Contact:
             self._refused.add(name)
         elif sent_at < self.served_at:
             return
+        self.failed, self._failed_at = failed.with_traceback(None), now  # before it is lost: others read it then
         if self.lost_at is None:
-            self.lost_at, self.failures = sent_at, 0
-            self._log_at, self._log_after = sent_at + _FIRST_LINE, _FIRST_PAUSE
+            self._log_at, self._log_after, self.failures = sent_at + _FIRST_LINE, _FIRST_PAUSE, 0
+            self.lost_at = sent_at
         self.failures += 1
-        self._failed_at = now
-        self.failed = failed.with_traceback(None)
 
     def serve(self, op: Step | Command, sent_at: float, now: float) -> str:
         """A request was served; returns what to log, mostly ""."""
@@ -120,7 +119,9 @@ class Contact:
             return ""
         least, most = rounded(self._failed_at - lost_at), rounded(now - lost_at)
         lasted = f"{least} to {most}" if now - self._failed_at > 1.0 else most  # nothing was asked in between
-        return f"contact is back after {lasted} s, in which {_requests(self.failures)} failed"
+        error = None if self.failed is None else self.failed.error
+        server = f" with {', '.join(error.causes)}" if isinstance(error, Unavailable) else ""
+        return f"contact{server} is back after {lasted} s, in which {_requests(self.failures)} failed"
 
     def line(self, now: float) -> str:
         """What to log about an outage that lasts; mostly ""."""
@@ -223,11 +224,13 @@ class Contacts:
 
     def note_failure(self, op: Step | Command, sent_at: float, failed: StepFailed, now: float) -> None:
         """A request that was sent at that time failed."""
-        if not failed.retry:
-            return  # the server has answered, or never did
-        self.calm = False
         contact = self.of(_key_of(op))
+        if not failed.retry:
+            if failed.answered and contact.had:
+                self.note_reply(op, sent_at, now)  # it answers; what it says is for the caller
+            return
         contact.lose(_name_of(op), sent_at, failed, now)
+        self.calm = False  # last: see note_reply
         if line := contact.line(now):
             self._log(line + self._held(now))
             for wake in self._wake:
@@ -239,6 +242,8 @@ class Contacts:
         if line := contact.serve(op, sent_at, now):
             self._log(line)
         self.calm = contact is self.only and contact.is_calm()
+        if self.calm and not contact.is_calm():
+            self.calm = False  # another thread has noted a failure in between
 
     def note(self, ops: Sequence[Step | Command], replies: Sequence[Any], sent_at: float, now: float) -> None:
         """Requests that were sent together have these replies, or failures."""
