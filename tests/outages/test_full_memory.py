@@ -92,3 +92,19 @@ def test_acquire_waits_for_room_and_says_what_it_waits_for(face: Any, admin: red
     admin.config_set("maxmemory", 0)
     with face.lock("x", wait=5):
         pass
+
+
+def test_the_outage_lasts_until_something_can_be_written(face: Any, admin: redis.Redis) -> None:
+    with face.lock("warm"):
+        pass
+    contact = face.client._driver.registry.contacts.only
+    lease = face.lock("held", ttl=1).acquire(timeout=5)
+    fill_up(admin)
+    with pytest.raises(holdfast.Unavailable, match="out of memory"):
+        face.lock("x").acquire(timeout=3)
+    renewals = face.client.statistics().renewals
+    eventually(lambda: face.client.statistics().renewals > renewals + 1, 5.0, "renewals and clean-ups are answered")
+    assert contact.lost_at is not None
+    admin.config_set("maxmemory", 0)
+    eventually(lambda: contact.lost_at is None, 5.0, "the keeper finds out, although nobody asks")
+    lease.release()

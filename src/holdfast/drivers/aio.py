@@ -140,7 +140,7 @@ class Driver:
                             if contacts.calm:
                                 contacts.only.served_at = sent_at
                             else:
-                                contacts.note_reply(effect.step, sent_at, now())
+                                contacts.note_reply(effect.step, value, sent_at, now())
                         elif kind is fx.Wait:
                             wakeup, until = effect.wakeup or Wakeup(), effect.until
                             if not wakeup.woken:

@@ -139,7 +139,7 @@ class Driver:
                             if contacts.calm:
                                 contacts.only.served_at = sent_at
                             else:
-                                contacts.note_reply(step, sent_at, now())
+                                contacts.note_reply(step, value, sent_at, now())
                         elif kind is fx.Caller:
                             value = self.caller()
                         elif kind is fx.NewToken:

@@ -104,10 +104,10 @@ class Contact:
             self.lost_at = sent_at
         self.failures += 1
 
-    def serve(self, op: Step | Command, sent_at: float, now: float) -> str:
+    def serve(self, op: Step | Command, reply: object, sent_at: float, now: float) -> str:
         """A request was served; returns what to log, mostly ""."""
         self.served_at = max(self.served_at, sent_at)
-        if self._refused and _name_of(op) not in self._refused and not _is_taking(op):
+        if self._refused and _name_of(op) not in self._refused and not _has_written(op, reply):
             return ""
         self.had, self._broke_at = True, _NEVER
         lost_at, self.lost_at = self.lost_at, None
@@ -227,7 +227,7 @@ class Contacts:
         contact = self.of(_key_of(op))
         if not failed.retry:
             if failed.answered and contact.had:
-                self.note_reply(op, sent_at, now)  # it answers; what it says is for the caller
+                self.note_reply(op, None, sent_at, now)  # it answers; what it says is for the caller
             return
         contact.lose(_name_of(op), sent_at, failed, now)
         self.calm = False  # last: see note_reply
@@ -236,10 +236,10 @@ class Contacts:
             for wake in self._wake:
                 wake()
 
-    def note_reply(self, op: Step | Command, sent_at: float, now: float) -> None:
+    def note_reply(self, op: Step | Command, reply: object, sent_at: float, now: float) -> None:
         """A request that was sent at that time was served."""
         contact = self.of(_key_of(op))
-        if line := contact.serve(op, sent_at, now):
+        if line := contact.serve(op, reply, sent_at, now):
             self._log(line)
         self.calm = contact is self.only and contact.is_calm()
         if self.calm and not contact.is_calm():
@@ -254,7 +254,7 @@ class Contacts:
             if isinstance(reply, StepFailed):
                 self.note_failure(op, sent_at, reply, now)
             else:
-                self.note_reply(op, sent_at, now)
+                self.note_reply(op, reply, sent_at, now)
 
     def forget(self) -> None:
         """After a fork, or in a new event loop: what was lost may be there for this process."""
@@ -270,9 +270,12 @@ def _name_of(op: Step | Command) -> str:
     return op.script if isinstance(op, Step) else str(op.args[0])
 
 
-def _is_taking(op: Step | Command) -> bool:
-    """Whether the server writes something new for it; an abandon writes a tombstone if it was told to."""
-    return isinstance(op, Step) and (op.script in _TAKING or (op.script in _BURYING and op.args[-1] != "0"))
+def _has_written(op: Step | Command, reply: object) -> bool:
+    """Whether the server has written something new for it. An abandon says whether it has written its tombstone."""
+    if not isinstance(op, Step):
+        return False
+    buried = op.script in _BURYING and op.args[-1] != "0" and isinstance(reply, list) and reply[-1] == 1
+    return buried or op.script in _TAKING
 
 
 def _key_of(op: Step | Command) -> str:
