@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from holdfast.protocol.keepalive import LeaseRegistry
     from holdfast.protocol.replies import Refused
     from holdfast.protocol.wait.cohort import ObjectSlot
-    from holdfast.protocol.wait.contact import Contact
+    from holdfast.protocol.wait.contact import Contact, Contacts
 
 TRYING: Final = "trying"
 HELD: Final = "held"
@@ -62,7 +62,7 @@ class Hold:
     waiter: Waiter = NOT_WAITING
     waits_since = 0.0  # when it was reported as waiting; 0 if it was not
     tries = 0  # acquire steps that were sent
-    contact: Contact  # with the server of its lock
+    contacts: Contacts  # of its client
     began = 0.0  # when its call began
     patience = _NEVER  # how long its call waits for the lock; for an answer, if it does not wait
     sent_at: float | None = None  # when its step was sent that is under way
@@ -180,6 +180,11 @@ class Hold:
     def follow(self, other: Hold) -> None:
         """It waits behind that hold of this client, or was promoted by it: what that one knows of the lock counts."""
         self.found_busy = self.found_busy or other.is_known_busy()
+
+    @property
+    def contact(self) -> Contact:
+        """Contact with the server of its lock, which may have moved to another node since it began."""
+        return self.contacts.of(self.keys.main)
 
     def wait_ends(self, until: float) -> float:
         """When its wait is over: at ``until``, or early in an outage."""

@@ -153,7 +153,7 @@ class BaseLock(Generic[L]):
         cohorts = driver.cohorts
         while True:
             hold = self._new_hold()
-            hold.contact, hold.began, hold.patience = contact, began, answer_by - began
+            hold.contacts, hold.began, hold.patience = driver.registry.contacts, began, answer_by - began
             if tried is not None:
                 note_attempt(tried, hold)
             try:

@@ -145,7 +145,7 @@ class Search:
         """A hold for the claim, with a fresh token: a token claims once."""
         hold = Hold(self._entry.claim, self._policy.options, ObjectSlot(self._group.driver.cohorts))
         hold.kind = "cache"
-        hold.contact = self._group.driver.registry.contacts.of(self._entry.shared[0])
+        hold.contacts = self._group.driver.registry.contacts
         hold.token = yield from new_token(self._policy.options.label)
         return hold
 

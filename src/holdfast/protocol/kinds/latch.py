@@ -195,8 +195,7 @@ class BaseLatch:
             self._keys, self._options, ObjectSlot(self._driver.cohorts)
         )  # never held: its token receives the notifications
         hold.token = yield from new_token("")
-        assert tries.contact is not None
-        hold.contact, hold.began, hold.patience = tries.contact, tries.began, tries.until - tries.began
+        hold.contacts, hold.began, hold.patience = router.registry.contacts, tries.began, tries.until - tries.began
         tries.jitter = hold.token
         waiter = WaitLoop("latch", hold, router, tries, tries.until)
 
