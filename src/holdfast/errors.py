@@ -2,7 +2,7 @@
 
     HoldfastError
     ├── NotAcquired                  the lock was not obtained
-    │   ├── AcquireTimeout           the last request was refused, and the wait is over (also a TimeoutError)
+    │   ├── AcquireTimeout           another holder had it until the wait was over (also a TimeoutError)
     │   └── WouldDeadlock            waiting for it could last forever (also a RuntimeError)
     ├── LeaseLost                    the lease ended before it was released
     ├── NotHeld                      release() of a lock that is not held (also a RuntimeError)
