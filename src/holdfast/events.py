@@ -95,6 +95,7 @@ class RenewalFailed(Event):
     remaining: float  # seconds of validity that are left
     tries: int  # failed renewals of this hold in a row
     error: HoldfastError
+    outage: bool = False  # contact with the server is lost, which is logged once for all leases
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

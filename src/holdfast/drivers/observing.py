@@ -14,7 +14,7 @@ from datetime import datetime
 from functools import partial
 from typing import Final
 
-from holdfast.errors import Unavailable, rounded
+from holdfast.errors import rounded
 from holdfast.events import (
     Abandoned,
     Acquired,
@@ -91,8 +91,7 @@ def level_of(event: Event) -> int:
     if isinstance(event, Lost):
         return logging.DEBUG if event.reason == CLOSED else logging.ERROR  # this program has closed its client
     if isinstance(event, RenewalFailed):
-        # An outage is logged once for all leases: see protocol/wait/contact.py.
-        return logging.DEBUG if isinstance(event.error, Unavailable) else logging.WARNING
+        return logging.DEBUG if event.outage else logging.WARNING
     if isinstance(event, Waiting) and event.waited > 0:
         return logging.WARNING
     if isinstance(event, Broken):

@@ -39,6 +39,7 @@ from holdfast.protocol.replication import confirm
 from holdfast.protocol.reporting import note_attempt, observe_acquire, report_wait
 from holdfast.protocol.retry import ask_server, begin_in_outage, let_keeper_ask
 from holdfast.protocol.wait.cohort import Cohorts, ObjectSlot, yield_window
+from holdfast.protocol.wait.contact import Probe
 
 L = TypeVar("L", bound=BaseLease)
 
@@ -141,7 +142,7 @@ class BaseLock(Generic[L]):
             self._begin_generation()
         driver: Driver = self._driver
         contact = driver.registry.contacts.of(self._keys.main)
-        probe: object = None
+        probe: Probe | None = None
         if patience is not None:
             began = now = yield from clock()
             # A caller that does not wait for the lock still waits for an answer of the server.
@@ -154,6 +155,7 @@ class BaseLock(Generic[L]):
         while True:
             hold = self._new_hold()
             hold.contacts, hold.began, hold.patience = driver.registry.contacts, began, answer_by - began
+            hold.probe = probe
             if tried is not None:
                 note_attempt(tried, hold)
             try:
@@ -184,7 +186,7 @@ class BaseLock(Generic[L]):
                     refuse_closed(driver)  # from here on close() finds our token, and abandons what we acquire with it
                     if now is None:
                         now = yield from clock()
-                    if not (yield from mutex.acquire(hold, now, until, answer_by, driver.router, probe is not None)):
+                    if not (yield from mutex.acquire(hold, now, until, answer_by, driver.router)):
                         refused = why_refused(driver, hold, until)  # before the clean-up, which may take a while
                         yield from self._withdraw(hold)
                         break
@@ -203,14 +205,14 @@ class BaseLock(Generic[L]):
                 if isinstance(error, NotAcquired):
                     refuse_closed(driver)  # if close() abandoned this attempt, say so instead
                 if isinstance(error, Unavailable):
-                    yield from let_keeper_ask(driver, self._new_hold)
+                    yield from let_keeper_ask(driver, self._new_hold())
                 raise
             finally:
                 if probe is not None:
-                    contact.end_probe(probe)
+                    probe.end()
         try:
             if isinstance(refused, Unavailable):
-                yield from let_keeper_ask(driver, self._new_hold)
+                yield from let_keeper_ask(driver, self._new_hold())
             raise refused
         finally:
             del refused  # its traceback refers to this frame: a cycle
@@ -256,7 +258,7 @@ class BaseLock(Generic[L]):
 
     def _ask_server(self, step: Step | Command) -> Effects[Any]:
         """The reply to a step that changes nothing."""
-        return ask_server(self._driver, self._new_hold, step, self._options, f"lock {self.name!r}")
+        return ask_server(self._driver, self._new_hold(), step, f"lock {self.name!r}")
 
     def _enter(self) -> Effects[L]:
         try:

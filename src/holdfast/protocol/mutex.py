@@ -127,23 +127,21 @@ def is_settled(hold: Hold) -> bool:
     return not (hold.fence or hold.waiter.queued or hold.outcome_unknown)
 
 
-def acquire(  # noqa: PLR0917 (as _ask)
-    hold: Hold, now: float, until: float, answer_by: float, router: NotificationRouter, probes: bool
-) -> Effects[bool]:
+def acquire(hold: Hold, now: float, until: float, answer_by: float, router: NotificationRouter) -> Effects[bool]:
     """Try until ``until``, and for the first answer until ``answer_by``. Returns whether it was granted.
 
     False: the wait is over, and ``why_refused`` says why. Unavailable is raised if the server cannot be used. If it
-    was not granted, something may be left on the server: see ``is_settled``. ``probes``: it is the probe of an outage.
+    was not granted, something may be left on the server: see ``is_settled``.
     """
     patient = until > now
     channel = ""
     asks, started = router.asks, now
-    contact = hold.contact
+    contact, probe = hold.contact, hold.probe
     found: bool | Pause | StepFailed
     try:
         try:
             if patient:
-                if asks.is_full() and not probes:
+                if asks.is_full() and probe is None:
                     now = yield from asks.wait_for_turn(hold, partial(hold.wait_ends, until))
                     if hold not in asks.under_way and hold.waiter.notification is None:
                         return False
@@ -152,7 +150,7 @@ def acquire(  # noqa: PLR0917 (as _ask)
                 asks.begin(hold)
                 channel = router.enlist(hold)
             # Most locks are free, so nothing is prepared for waiting before this (``make bench``: uncontended).
-            timeout = PROBE if probes else contact.answer_time(hold.options, answer_by - now)
+            timeout = PROBE if probe is not None else contact.answer_time(hold.options, answer_by - now)
             if contact.lost_at is not None:
                 timeout = max(SHORTEST_CALL, min(timeout, hold.wait_ends(answer_by) - now))
             found = yield from _ask(hold, router, channel, now, timeout, 0, patient)
@@ -164,8 +162,7 @@ def acquire(  # noqa: PLR0917 (as _ask)
             asks.end(hold)
         if patient and router.registry.observed() and type(found) is Pause:
             yield from report_wait(hold)
-        tries = Tries(hold.options, now, answer_by, jitter=hold.token, contact=contact, began=hold.began)
-        tries.is_probe = probes
+        tries = Tries(hold.options, now, answer_by, jitter=hold.token, hold=hold)
         waiting = WaitLoop("lock", hold, router, tries, until).run(_ask_again, found, channel)
         found = False  # drop a StepFailed: it would keep the frames of its traceback alive
         return bool((yield from waiting))
@@ -209,6 +206,7 @@ def _ask(  # noqa: PLR0917 (hot path: passing keywords would cost half as much a
         reply = yield from call(hold.steps.acquire_step(hold, channel, watched != ""), timeout)
     except StepFailed as failed:
         hold.answer(outcome_unknown or failed.sent)
+        hold.note_failure(now, failed)
         raise
     finally:
         hold.sent_at = None

@@ -1,8 +1,9 @@
 """Why a caller does not get a lock: another holder has it, the server does not answer, or the client was closed.
 
-Invariant. A wait that is over found the lock busy, unless a request of its client is overdue or has failed. A hold that
-waited only in the local queue has sent no request: those of the active hold decide, and contact with the server. If
-nothing was asked at all, because this process was too busy, nothing is known of the lock.
+Invariant. A wait that is over found the lock busy, unless a request of its client on that lock is overdue or has
+failed. A hold that waited only in the local queue has sent no request: those of the active hold decide. If nothing was
+asked at all, contact with the server decides; if that was not lost, this process was too busy, and nothing is known of
+the lock.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from holdfast.errors import AcquireTimeout, HoldfastError, Unavailable, rounded
 from holdfast.holder import Holder, holder_of
+from holdfast.protocol.effects import StepFailed
 from holdfast.protocol.hold import HELD, LOST, TRYING, Hold
 from holdfast.protocol.replies import Refused
 from holdfast.protocol.retry import outage
@@ -41,28 +43,40 @@ def refuse_closed(driver: Driver) -> None:
 def why_refused(driver: Driver, hold: Hold, until: float) -> HoldfastError | TimedOut:
     """What to raise when a wait is over: Unavailable if that is because of an outage, else TimedOut: it is busy.
 
-    A request is overdue if it was under way for the answer time of the waiter that judges.
+    A request is overdue if it was under way for the answer time of the waiter that judges, together with those before
+    it that failed.
     """
     now, subject, contact = driver.now(), f"lock {hold.name!r}", hold.contact
     if until <= hold.began:  # it does not wait, and the server has answered
         return TimedOut(hold)
     if now < until:  # it ended early
         return outage(contact.failure(), subject, now - hold.began)
+    waited, active = now - hold.began, driver.cohorts.active(hold)
+    if active is not None and active.phase is HELD:
+        return TimedOut(hold)  # a hold of this client has it
     answer_time = contact.answer_time(hold.options, hold.patience)
-    active = driver.cohorts.active(hold)
-    if contact.lost_at is not None and (active is None or active.phase is not HELD):
-        failed = contact.failure()
-        if not failed.silent or now - contact.lost_at >= answer_time:
-            return outage(failed, subject, now - hold.began)
-    if active is None or active.phase is HELD or active.phase is LOST:
-        return TimedOut(hold)  # None: the hold before it has just ended
-    if active.sent_at is not None and now - active.sent_at >= answer_time:
-        silence = {driver.address: f"it did not answer within {rounded(now - active.sent_at)} s"}
+    asker = (active or hold).asker
+    failed, failing_since = asker.failed, asker.failing_since
+    if failed is not None and failing_since is not None and is_overdue(failed, failing_since, now, answer_time):
+        return outage(failed, subject, waited)
+    if asker.sent_at is not None and now - asker.sent_at >= answer_time:
+        silence = {driver.address: f"it did not answer within {rounded(now - asker.sent_at)} s"}
         return Unavailable(silence, "It may be hung or far away; see timeout= of connect", subject)
-    if active.tries or active.is_known_busy() or hold.found_busy:
+    nobody_asks = active is None or active.phase is LOST  # the hold before it has just ended, or has not noticed yet
+    if active is not None and not nobody_asks and (hold.found_busy or active.tries or active.is_known_busy()):
+        return TimedOut(hold)
+    # What other requests of this client have found is all that is known.
+    if contact.lost_at is not None and is_overdue(contact.failure(), contact.lost_at, now, answer_time):
+        return outage(contact.failure(), subject, waited)
+    if nobody_asks:
         return TimedOut(hold)
     what = f"this process was too busy to ask it within {rounded(hold.patience)} s"
     return Unavailable({driver.address: what}, "Wait longer, or for fewer locks at once", subject)
+
+
+def is_overdue(failed: StepFailed, since: float, now: float, answer_time: float) -> bool:
+    """Whether the server has had its time to answer a request that was sent then, and was silent; or has failed."""
+    return not failed.silent or now - since >= answer_time
 
 
 def refusal_of(driver: Driver, hold: Hold) -> Refused | None:

@@ -155,7 +155,10 @@ def report_renewal(hold: Hold, left: float, late: float, *, observed: bool) -> E
 
 def report_failed_renewal(hold: Hold, now: float, error: HoldfastError) -> Effects[None]:
     left = hold.remaining(now)
-    yield from report(RenewalFailed(**described(hold), remaining=left, tries=hold.failed_renewals, error=error))
+    lost = hold.contact.lost_at is not None
+    yield from report(
+        RenewalFailed(**described(hold), remaining=left, tries=hold.failed_renewals, error=error, outage=lost)
+    )
 
 
 def lost_event(hold: Hold, now: float) -> Lost:

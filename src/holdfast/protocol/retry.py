@@ -18,7 +18,7 @@ from holdfast.options import LockOptions
 from holdfast.protocol.effects import Command as PlainCommand
 from holdfast.protocol.effects import Effects, Step, StepFailed, call, clock, defer_cleanup, new_token, wait
 from holdfast.protocol.hold import Hold
-from holdfast.protocol.wait.contact import PROBE, SHORTEST_CALL, Contact
+from holdfast.protocol.wait.contact import SHORTEST_CALL, Contact, Probe
 
 if TYPE_CHECKING:
     from holdfast.protocol.leases import Driver
@@ -41,7 +41,6 @@ class Tries:
     sent = False  # one of the tries may have taken effect
     patient = True  # if False, a server that answers with an error is asked twice at most
     last: StepFailed | None = None  # the failure to report if no try follows, without its traceback
-    is_probe = False  # while nothing is answered, it ends soon: see contact.py
     _ever_answered = True  # the server has answered this client before
 
     def __init__(
@@ -52,15 +51,13 @@ class Tries:
         *,
         jitter: str = "",
         outage: float = _NEVER,
-        contact: Contact | None = None,
-        began: float | None = None,
+        hold: Hold | None = None,
     ) -> None:
         self.options = options
         self.started = started
-        self.began = started if began is None else began  # when the call began, of which these tries are a part
         self.until = until  # no new try after this
         self.jitter = jitter
-        self.contact = contact  # if there is one, the tries end early in an outage
+        self.hold = hold  # of the call that ends early in an outage, if it does
         self._outage = outage  # how long tries may fail in a row, in seconds
         self._asked_at = started
 
@@ -68,32 +65,32 @@ class Tries:
         """How long a try that begins now may take."""
         options = self.options
         self._asked_at = now
-        if self.is_probe:
-            return max(SHORTEST_CALL, self.started + PROBE - now)
-        if not self.failures and (self.contact is None or self.contact.lost_at is None):
+        hold = self.hold
+        if hold is not None and hold.probe is not None:
+            return max(SHORTEST_CALL, hold.probe.ends - now)
+        if not self.failures and (hold is None or hold.contact.lost_at is None):
             return self.answer_time()
         return max(SHORTEST_CALL, min(options.call_timeout, self.until - now, self._gives_up_at() - now))
 
     def answer_time(self) -> float:
         """How long the first try may take; a request that was under way for longer is overdue."""
-        answer_time = first_timeout if self.contact is None else self.contact.answer_time
+        answer_time = first_timeout if self.hold is None else self.hold.contact.answer_time
         return answer_time(self.options, min(self.until - self.started, self._outage))
 
     def _gives_up_at(self) -> float:
         """When the tries end if none is answered; they also end with the caller's wait."""
-        if self.is_probe:
-            return self.started + PROBE - SHORTEST_CALL  # so that its last try ends in time
+        hold = self.hold
+        if hold is not None and hold.probe is not None:
+            return hold.probe.ends - SHORTEST_CALL  # so that its last try ends in time
         outage = self._outage if self._ever_answered else min(self._outage, self.options.timeout)
         ends = (self.failing_since if self.failures else self._asked_at) + outage
-        if self.contact is None:
-            return ends
-        patience = min(self.until - self.began, outage)
-        return min(ends, self.contact.gives_up_at(self.options, self.began, patience))
+        return ends if hold is None else min(ends, hold.wait_ends(ends))
 
     def answered(self) -> None:
         self.failures = 0
         self.last = None
-        self.is_probe = False
+        if self.hold is not None:
+            self.hold.probe = None
 
     def pause_after(self, failed: StepFailed, now: float) -> float | None:
         """How long to pause before the next try; None if no try follows: then raise ``final``."""
@@ -178,6 +175,7 @@ def until_answered(
             if hold is not None:
                 hold.sent_at = None
                 hold.answer(outcome_unknown or failed.sent)
+                hold.note_failure(now, failed)
             # Created on the first failure: most steps are answered.
             tries = tries or Tries(options, now, until, jitter=jitter or (hold.token if hold is not None else ""))
             now = yield from clock()
@@ -190,62 +188,60 @@ def until_answered(
         else:
             if hold is not None:
                 hold.sent_at = None
+                hold.note_reply()
             return reply, now, tries is not None and tries.sent, outcome_unknown
 
 
 def until_answered_or_outage(
-    driver: Driver,
-    key: str,
-    step: Step | PlainCommand,
-    options: LockOptions,
-    subject: str,
-    *,
-    shielded: bool = False,
+    driver: Driver, hold: Hold, step: Step | PlainCommand, subject: str, *, shielded: bool = False
 ) -> Effects[Any]:
-    """The answer to a step that is sent for no holder. StepFailed after the client's timeout, or early in an outage."""
-    contact = driver.registry.contacts.of(key)
+    """The answer to a step that is sent for no holder. StepFailed after the client's timeout, or early in an outage.
+
+    ``hold``: a new hold of that lock or latch, which is never granted.
+    """
+    options, contact = hold.options, driver.registry.contacts.of(hold.keys.main)
+    hold.contacts, hold.began, hold.patience = driver.registry.contacts, driver.now(), options.timeout
     probe = None if contact.lost_at is None else (yield from begin_in_outage(driver, contact, options, subject))
+    hold.probe = probe
     try:
         now = yield from clock()
-        tries = Tries(options, now, now + options.timeout, jitter=subject, contact=contact)
-        tries.is_probe = probe is not None
+        tries = Tries(options, now, now + options.timeout, jitter=subject, hold=hold)
         reply, *_ = yield from until_answered(lambda: step, options, now=now, shielded=shielded, tries=tries)
         return reply
+    except StepFailed:
+        yield from let_keeper_ask(driver, hold)
+        raise
     finally:
         if probe is not None:
-            contact.end_probe(probe)
+            probe.end()
 
 
-def ask_server(
-    driver: Driver, new_hold: Callable[[], Hold], step: Step | PlainCommand, options: LockOptions, subject: str
-) -> Effects[Any]:
-    """The answer to a step that changes nothing, on the lock of those holds. Unavailable if there is none."""
+def ask_server(driver: Driver, hold: Hold, step: Step | PlainCommand, subject: str) -> Effects[Any]:
+    """The answer to a step that changes nothing, on the lock of this new hold. Unavailable if there is none."""
     began = driver.now()
     try:
-        return (yield from until_answered_or_outage(driver, new_hold().keys.main, step, options, subject))
+        return (yield from until_answered_or_outage(driver, hold, step, subject))
     except StepFailed as failed:
-        yield from let_keeper_ask(driver, new_hold)
         raise outage(failed, subject, driver.now() - began) from failed.__cause__
 
 
-def begin_in_outage(driver: Driver, contact: Contact, options: LockOptions, subject: str) -> Effects[object]:
+def begin_in_outage(driver: Driver, contact: Contact, options: LockOptions, subject: str) -> Effects[Probe | None]:
     """A call with a bounded wait begins while contact is lost: Unavailable if that is long ago.
 
-    Returns the call as a probe, for ``Contact.end_probe``, or None if it is none.
+    Returns a probe if the call is one; then it must end it.
     """
-    me = object()
     try:
-        return me if (yield from contact.admit(options, driver.router.new_wakeup, me)) else None
+        return (yield from contact.admit(options, driver.router.new_wakeup))
     except StepFailed as failed:
         raise outage(failed, subject) from failed.__cause__
 
 
-def let_keeper_ask(driver: Driver, new_hold: Callable[[], Hold]) -> Effects[None]:
+def let_keeper_ask(driver: Driver, hold: Hold) -> Effects[None]:
     """A call ends in an outage. If nobody asks the server any more, the keeper does, to find it when it is back.
 
-    It buries a token that was never used: that is a write, as an acquire is.
+    It buries the token of this new hold, which was never used: that is a write, as an acquire is.
     """
-    registry, hold = driver.registry, new_hold()
+    registry = driver.registry
     if registry.contacts.of(hold.keys.main).lost_at is None or registry.cleanups or registry.cleaning:
         return
     hold.token = yield from new_token(hold.options.label)

@@ -59,17 +59,23 @@ from holdfast.protocol.replies import Abandoned, Claimed, Computing, Failed, Fou
 from holdfast.protocol.reporting import acquired_event
 from holdfast.protocol.retry import Tries, begin_in_outage, outage, until_answered
 from holdfast.protocol.wait.cohort import ObjectSlot
+from holdfast.protocol.wait.contact import Probe
 from holdfast.protocol.wait.waiting import REFRESH, Pause, WaitLoop, pause_for
 
 _NEVER: Final = float("inf")
 
 
 class Patience(NamedTuple):
-    """When a caller began to wait, and when it gives up; whether it is the probe of an outage."""
+    """When a caller began to wait, and when it gives up; the probe that it is, in an outage."""
 
     started: float
     until: float
-    probes: bool = False
+    probe: Probe | None = None
+
+    @property
+    def last_try(self) -> float:
+        """No new try after this. A caller that does not wait for a computation waits for an answer."""
+        return self.until if self.until > self.started else _NEVER
 
 
 def ask(group: Group, entry: Entry, policy: Policy) -> Effects[Computation]:
@@ -80,15 +86,15 @@ def ask(group: Group, entry: Entry, policy: Policy) -> Effects[Computation]:
     now = yield from clock()
     patience = Patience(now, _NEVER if policy.options.wait is None else now + policy.options.wait)
     contact = group.driver.registry.contacts.of(entry.shared[0])
-    probe: object = None
     if contact.lost_at is not None:
         probe = yield from begin_in_outage(group.driver, contact, policy.options, f"value {entry.name!r}")
-        patience = patience._replace(probes=probe is not None)
+        patience = patience._replace(probe=probe)
     try:
         computation = yield from _ask(group, entry, policy, patience)
     finally:
-        if probe is not None:
-            contact.end_probe(probe)
+        if patience.probe is not None:
+            patience.probe.end()
+            patience = patience._replace(probe=None)
     while computation.hold is None and not (yield from computation.load()):
         computation = yield from _ask(group, entry, policy, patience, computation.digest())
     return computation
@@ -100,7 +106,10 @@ def _ask(group: Group, entry: Entry, policy: Policy, patience: Patience, unreada
     participant = Participant((yield from caller()), now, unreadable)
     computation: Computation | None = None
     try:
-        group.join(entry.shared[0], participant)
+        if patience.probe is None:
+            group.join(entry.shared[0], participant)
+        else:  # an earlier caller may wait for the server for longer
+            participant = join_alone(entry.shared[0], participant)
         while participant.answer is None:
             shared_call = participant.shared_call
             leader = shared_call.leader.setdefault(None, participant)
@@ -133,19 +142,23 @@ def _ask(group: Group, entry: Entry, policy: Policy, patience: Patience, unreada
 class Search:
     """A look-up on the server, repeated until there is an answer."""
 
-    def __init__(self, group: Group, entry: Entry, policy: Policy, leader: Participant) -> None:
+    def __init__(self, group: Group, entry: Entry, policy: Policy, leader: Participant, patience: Patience) -> None:
         self.served = 0  # participants with a lower number had joined before the last look was sent
         self.since_us = 0  # server's time when it began to wait for another caller's computation
         self._group = group
         self._entry = entry
         self._policy = policy
         self._leader = leader
+        self._patience = patience
 
     def new_hold(self) -> Effects[Hold]:
         """A hold for the claim, with a fresh token: a token claims once."""
         hold = Hold(self._entry.claim, self._policy.options, ObjectSlot(self._group.driver.cohorts))
         hold.kind = "cache"
-        hold.contacts = self._group.driver.registry.contacts
+        hold.contacts, patience = self._group.driver.registry.contacts, self._patience
+        hold.began, hold.probe = patience.started, patience.probe
+        # A computation may take long, but tries without an answer end after the client's timeout.
+        hold.patience = min(patience.last_try - patience.started, hold.options.timeout)
         hold.token = yield from new_token(self._policy.options.label)
         return hold
 
@@ -154,7 +167,7 @@ class Search:
         reply = yield from self._send(waiter, channel, timeout)
         if type(reply) is Abandoned:  # this token had a claim, but its reply was lost: use a new token
             waiter.router.dismiss(waiter.hold)
-            waiter.hold = yield from self.new_hold()
+            waiter.hold = waiter.tries.hold = yield from self.new_hold()
             reply = yield from self._send(waiter, channel, timeout)
         hold = waiter.hold
         match reply:
@@ -219,21 +232,10 @@ def _look(group: Group, entry: Entry, policy: Policy, leader: Participant, patie
     """Ask the server, until there is an answer for this shared call."""
     driver = group.driver
     options = policy.options
-    search = Search(group, entry, policy, leader)
+    search = Search(group, entry, policy, leader, patience)
     hold = yield from search.new_hold()
-    # A computation may take long, but tries without an answer end after the client's timeout.
-    until = patience.until if patience.until > patience.started else _NEVER
-    tries = Tries(
-        options,
-        (yield from clock()),
-        until,
-        jitter=hold.token,
-        outage=options.timeout,
-        contact=hold.contact,
-        began=patience.started,
-    )
-    tries.is_probe = patience.probes
-    hold.began, hold.patience = patience.started, min(until - patience.started, options.timeout)
+    now = yield from clock()
+    tries = Tries(options, now, patience.last_try, jitter=hold.token, outage=options.timeout, hold=hold)
     waiter = WaitLoop("value", hold, driver.router, tries, patience.until, asks_last=True)
     try:
         computation: Computation | None = yield from waiter.run(search.look)

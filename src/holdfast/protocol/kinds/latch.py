@@ -29,9 +29,16 @@ from holdfast.protocol import mutex
 from holdfast.protocol.effects import Effects, Step, StepFailed, Wakeup, call, clock, new_token, wait
 from holdfast.protocol.hold import Hold
 from holdfast.protocol.replies import OtherCount, Remaining, WrongKind
-from holdfast.protocol.retry import Tries, begin_in_outage, outage, until_answered, until_answered_or_outage
+from holdfast.protocol.retry import (
+    Tries,
+    begin_in_outage,
+    let_keeper_ask,
+    outage,
+    until_answered,
+    until_answered_or_outage,
+)
 from holdfast.protocol.wait.cohort import ObjectSlot
-from holdfast.protocol.wait.contact import SHORTEST_CALL
+from holdfast.protocol.wait.contact import SHORTEST_CALL, Probe
 from holdfast.protocol.wait.notifications import NotificationRouter
 from holdfast.protocol.wait.waiting import REFRESH, Pause, WaitLoop, pause_for
 
@@ -115,7 +122,7 @@ class BaseLatch:
         step = Step("latch_count_down", (*self._shared, self._keys.tombstone(token)), args)
         try:
             reply = yield from until_answered_or_outage(
-                self._driver, self._keys.main, step, self._options, self._subject, shielded=True
+                self._driver, self._new_hold(), step, self._subject, shielded=True
             )
         except StepFailed as failed:
             if not failed.sent:
@@ -127,15 +134,17 @@ class BaseLatch:
     def _look(self) -> Effects[int]:
         step, began = self._look_step("", ""), self._driver.now()
         try:
-            reply = yield from until_answered_or_outage(
-                self._driver, self._keys.main, step, self._options, self._subject
-            )
+            reply = yield from until_answered_or_outage(self._driver, self._new_hold(), step, self._subject)
         except StepFailed as failed:
             raise self._outage(failed, self._driver.now() - began) from failed.__cause__
         return self._left(reply)
 
     def _outage(self, failed: StepFailed, waited: float) -> HoldfastError:
         return outage(failed, self._subject, waited)
+
+    def _new_hold(self) -> Hold:
+        """A hold that is never granted: it has a token, for notifications, and knows about contact."""
+        return Hold(self._keys, self._options, ObjectSlot(self._driver.cohorts))
 
     def _look_step(self, token: str, channel: str) -> Step:
         return Step("latch_look", self._shared, (token, self._count, channel, self._retention))
@@ -155,13 +164,13 @@ class BaseLatch:
     def _wait(self, patience: float | None) -> Effects[bool]:
         """Wait until the latch is open, at most that long (None: forever). Returns whether it is open."""
         router: NotificationRouter = self._driver.router
-        contact = self._driver.registry.contacts.of(self._keys.main)
+        contacts = router.registry.contacts
         started = now = yield from clock()
         until = _NEVER if patience is None else now + patience
         key = self._driver.generation, self._shared[0], self._count
         me = LatchWaiter(router.new_wakeup())
-        probe: object = None
-        if patience and contact.lost_at is not None:
+        probe: Probe | None = None
+        if patience and (contact := contacts.of(self._keys.main)).lost_at is not None:
             probe = yield from begin_in_outage(self._driver, contact, self._options, self._subject)
             now = yield from clock()
         waiters = self._latch_waiters.setdefault(key, LatchWaiters(now))
@@ -170,33 +179,34 @@ class BaseLatch:
             while not me.opened:
                 if now >= until:
                     return (yield from self._look_last(waiters, started, until))
-                ends = min(until, contact.gives_up_at(self._options, started, until - started))
-                if now >= ends and probe is None:
+                contact = contacts.of(self._keys.main)
+                if probe is not None and contact.lost_at is None:
+                    probe.end()  # the server has answered
+                    probe = None
+                ends = min(until, contact.gives_up_at(self._options, started, until - started, probe))
+                if now >= ends:
+                    yield from let_keeper_ask(self._driver, self._new_hold())
                     raise self._outage(contact.failure(), now - started)
                 if waiters.find_leader(me, now) is me:
-                    tries = Tries(self._options, now, until, contact=contact, began=started)
-                    tries.is_probe = probe is not None
-                    yield from self._watch(waiters, me, tries)
+                    hold = self._new_hold()
+                    hold.contacts, hold.began, hold.patience = contacts, started, until - started
+                    hold.probe = probe
+                    yield from self._watch(waiters, me, hold, Tries(self._options, now, until, hold=hold))
                     now = yield from clock()
                 else:
                     now = yield from wait(me.wakeup, min(ends, now + REFRESH))
             return True
         finally:
             if probe is not None:
-                contact.end_probe(probe)
+                probe.end()
             waiters.leave(me)
             if not waiters.members and self._latch_waiters.get(key) is waiters:
                 self._latch_waiters.pop(key, None)
 
-    def _watch(self, waiters: LatchWaiters, me: LatchWaiter, tries: Tries) -> Effects[None]:
+    def _watch(self, waiters: LatchWaiters, me: LatchWaiter, hold: Hold, tries: Tries) -> Effects[None]:
         """Look as the leader, until the latch is open or the wait is over; wake all waiters of this process."""
         router: NotificationRouter = self._driver.router
-        hold = Hold(
-            self._keys, self._options, ObjectSlot(self._driver.cohorts)
-        )  # never held: its token receives the notifications
-        hold.token = yield from new_token("")
-        hold.contacts, hold.began, hold.patience = router.registry.contacts, tries.began, tries.until - tries.began
-        tries.jitter = hold.token
+        hold.token = tries.jitter = yield from new_token("")
         waiter = WaitLoop("latch", hold, router, tries, tries.until)
 
         def look(waiter: WaitLoop, channel: str, now: float, timeout: float) -> Effects[bool | Pause]:
@@ -224,6 +234,7 @@ class BaseLatch:
         try:
             yield from waiter.run(look)
         except StepFailed as failed:
+            yield from let_keeper_ask(self._driver, self._new_hold())
             raise self._outage(failed, (yield from clock()) - waiter.tries.failing_since) from failed.__cause__
         finally:
             router.dismiss(hold)

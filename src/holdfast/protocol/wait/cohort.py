@@ -135,6 +135,7 @@ class Cohorts:
             giver = hold.waiter.decided.get(None)
             if isinstance(giver, Hold):
                 hold.follow(giver)
+                hold.failing_since, hold.failed = giver.failing_since, giver.failed
                 if giver.phase is ENDED:
                     hold.continue_run(giver)
         hold.activate()

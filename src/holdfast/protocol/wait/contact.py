@@ -1,11 +1,12 @@
 """Contact with a server: since when it has not served this client, and how long a call goes on trying.
 
 Invariant. Contact with a node is lost at the send of the first request that failed since the last one that was served.
-It is a fact of the client: every request of every driver is noted here, and every call judges by the same record. What
+It is a fact of the client: every driver notes every step here, and every call judges by the same record. What
 does not count as a loss: a closed connection, until a request that was sent after that fails as well; a request that
-was sent before the last one that was served; and an error that no further try can change, because the server has
+was sent before the last one that was served; a clean-up without an answer; and an error that no further try can change, because the server has
 answered. A server that answers "out of memory", "read-only" or "loading" does not serve: contact is back once it serves
-a request of the kind that it refused, or one that takes a lock. A renewal that it answers does not count then.
+a request of the kind that it refused, or one that takes a lock. A renewal that it answers does not count then, nor a
+value that it still has.
 
 A call with a bounded wait ends once contact has been lost for its ``outage_wait``, but not before it has tried for two
 answer times itself. If it begins later, it ends at once. One such call at a time is a *probe*: it tries, for PROBE
@@ -26,7 +27,7 @@ Clocks: times are those of the driver.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final
 
 from holdfast.errors import Unavailable, rounded
@@ -43,14 +44,29 @@ _RAREST_LINE: Final = 60.0
 _NEVER: Final = float("inf")
 # Steps that take something new. A server that serves one of them serves them all.
 _TAKING: Final = frozenset(
-    ("acquire", "multi_acquire", "pool_acquire", "adopt", "multi_adopt", "pool_adopt", "cache_look", "latch_count_down")
+    ("acquire", "multi_acquire", "pool_acquire", "adopt", "multi_adopt", "pool_adopt", "latch_count_down")
 )
+_CLAIMED: Final = 2  # as in lua/cache/look.lua
 _BURYING: Final = frozenset(("abandon", "multi_abandon", "pool_abandon"))
 
 
 def one_node(key: str) -> str:
     """The node of that key, unless the server is a cluster."""
     return ""
+
+
+class Probe:
+    """The one call that finds out whether the server is back."""
+
+    __slots__ = ("_contact", "ends")
+
+    def __init__(self, contact: Contact, now: float) -> None:
+        self._contact = contact
+        self.ends = now + PROBE
+
+    def end(self) -> None:
+        """The verdict is there: ``lost_at`` of its contact."""
+        self._contact.end_probe(self)
 
 
 class Contact:
@@ -61,15 +77,14 @@ class Contact:
         "_failed_at",
         "_log_after",
         "_log_at",
+        "_probe",
         "_probe_after",
-        "_probe_ends",
         "_refused",
         "_waiting",
         "failed",
         "failures",
         "had",
         "lost_at",
-        "probe",
         "served_at",
     )
 
@@ -83,8 +98,8 @@ class Contact:
         self._broke_at = _NEVER  # when a connection was found closed, with nothing served since
         self._refused: set[str] = set()  # what the server has answered with an error, by name
         self._log_at, self._log_after = _NEVER, 0.0  # when to log that the outage lasts
-        self.probe: dict[None, object] = {}  # the call that probes; set by ``setdefault``
-        self._probe_ends = self._probe_after = 0.0
+        self._probe: dict[None, Probe] = {}  # set by ``setdefault``
+        self._probe_after = 0.0  # when the next one may begin
         self._waiting: dict[Wakeup, None] = {}  # of calls that wait for the verdict of the probe
 
     # What was found out.
@@ -96,11 +111,13 @@ class Contact:
             return
         if failed.answered:
             self._refused.add(name)
-        elif sent_at < self.served_at:
-            return
+        elif sent_at < self.served_at or (self.lost_at is None and name in _BURYING):
+            return  # a clean-up gives the server less time than a call does, so it begins no outage
         self.failed, self._failed_at = failed.with_traceback(None), now  # before it is lost: others read it then
         if self.lost_at is None:
             self._log_at, self._log_after, self.failures = sent_at + _FIRST_LINE, _FIRST_PAUSE, 0
+            self.lost_at = sent_at
+        elif sent_at < self.lost_at:  # a request with a shorter time failed before
             self.lost_at = sent_at
         self.failures += 1
 
@@ -134,6 +151,14 @@ class Contact:
             lasts = f"still {lasts}, {_requests(self.failures)} failed"
         return f"{lasts}: {self.failed.error}"
 
+    def is_logged(self) -> bool:
+        """Whether the begin of a present outage was logged."""
+        return self.lost_at is not None and self._log_after > _FIRST_PAUSE
+
+    def refuses(self) -> bool:
+        """Whether the server answers, but does not serve."""
+        return bool(self._refused)
+
     def is_calm(self) -> bool:
         """Whether there is contact, and nothing to remember when the next request is served."""
         return self.had and self.lost_at is None and self._broke_at == _NEVER and not self._refused
@@ -145,44 +170,52 @@ class Contact:
         bounded = self.had and patience != _NEVER
         return max(SHORTEST_CALL, min(options.answer_time if bounded else options.first_try, patience / 3))
 
-    def gives_up_at(self, options: LockOptions, began: float, patience: float) -> float:
-        """When a call that began then ends, unless contact is back before."""
+    def gives_up_at(self, options: LockOptions, began: float, patience: float, probe: Probe | None = None) -> float:
+        """When a call that began then ends, unless contact is back before. ``probe``: it is that probe."""
         lost_at = self.lost_at
         if lost_at is None or options.outage_wait is None or patience == _NEVER or not self.had:
             return _NEVER
+        if probe is not None:
+            return probe.ends
         return max(lost_at + options.outage_wait, began + 2 * self.answer_time(options, patience))
 
-    def admit(self, options: LockOptions, new_wakeup: Callable[[], Wakeup], me: object) -> Effects[bool]:
-        """A call with a bounded wait begins while contact is lost; returns whether it is the probe.
+    def admit(self, options: LockOptions, new_wakeup: Callable[[], Wakeup]) -> Effects[Probe | None]:
+        """A call with a bounded wait begins while contact is lost; returns a probe if it is one; then it must end it.
 
-        Raises StepFailed if contact has been lost for longer than its ``outage_wait``, and it is not the probe.
+        Raises StepFailed if contact has been lost for longer than its ``outage_wait``, and it is no probe.
         """
         now = yield from clock()
         while (lost_at := self.lost_at) is not None and self.had and options.outage_wait is not None:
             if now < lost_at + options.outage_wait:
-                return False
-            probe = self.probe.get(None)
+                return None
+            probe = self._probe.get(None)
             if probe is None:
                 if now < self._probe_after:
                     raise self.failure()
-                if self.probe.setdefault(None, me) is me:
-                    self._probe_ends, self._probe_after = now + PROBE, now + PROBE_EVERY
-                    return True
-            elif now >= self._probe_ends + SHORTEST_CALL:  # it was lost to an interrupt
-                self.end_probe(probe)
+                mine = Probe(self, now)
+                if self._probe.setdefault(None, mine) is mine:
+                    self._probe_after = now + PROBE_EVERY
+                    return mine
+            elif now >= probe.ends + SHORTEST_CALL:  # it was lost to an interrupt
+                probe.end()
             else:
-                wakeup = new_wakeup()
-                self._waiting[wakeup] = None
-                try:
-                    now = yield from wait(wakeup, self._probe_ends + SHORTEST_CALL)
-                finally:
-                    self._waiting.pop(wakeup, None)
-        return False
+                now = yield from self._verdict(probe, new_wakeup())
+        return None
 
-    def end_probe(self, probe: object) -> None:
-        """The probe has ended: its verdict is ``lost_at``."""
-        if self.probe.get(None) is probe:
-            self.probe.pop(None, None)
+    def _verdict(self, probe: Probe, wakeup: Wakeup) -> Effects[float]:
+        """Wait for the verdict of that probe; returns the time."""
+        self._waiting[wakeup] = None
+        try:
+            if self._probe.get(None) is probe and self.lost_at is not None:  # else it came before we were registered
+                return (yield from wait(wakeup, probe.ends + SHORTEST_CALL))
+            return (yield from clock())
+        finally:
+            self._waiting.pop(wakeup, None)
+
+    def end_probe(self, probe: Probe) -> None:
+        """See ``Probe.end``."""
+        if self._probe.get(None) is probe:
+            self._probe.pop(None, None)
             self._wake()
 
     def _wake(self) -> None:
@@ -192,7 +225,9 @@ class Contact:
     def failure(self) -> StepFailed:
         """The present outage, as the failure of another call."""
         failed = self.failed
-        assert failed is not None
+        if failed is None:  # the lock has just moved to a node that has not failed
+            what = {"the server": "contact was lost while the lock moved to another node"}
+            return StepFailed(Unavailable(what, "Try again"), sent=False, retry=True)
         return StepFailed(
             failed.error, sent=False, retry=failed.retry, ever_answered=failed.ever_answered, silent=failed.silent
         )
@@ -220,13 +255,14 @@ class Contacts:
         if self.node_of is one_node:
             return self.only
         node = self.node_of(key)
-        return self._nodes.get(node) or self._nodes.setdefault(node, Contact(had=True))  # another node has named it
+        # Another node has named it, unless no map of the cluster was read yet.
+        return self._nodes.get(node) or self._nodes.setdefault(node, Contact(had=node != ""))
 
     def note_failure(self, op: Step | Command, sent_at: float, failed: StepFailed, now: float) -> None:
         """A request that was sent at that time failed."""
         contact = self.of(_key_of(op))
         if not failed.retry:
-            if failed.answered and contact.had:
+            if failed.answered and contact.had and not contact.refuses():
                 self.note_reply(op, None, sent_at, now)  # it answers; what it says is for the caller
             return
         contact.lose(_name_of(op), sent_at, failed, now)
@@ -256,6 +292,12 @@ class Contacts:
             else:
                 self.note_reply(op, reply, sent_at, now)
 
+    def keep_only(self, nodes: Collection[str]) -> None:
+        """Nothing is asked of other nodes any more, so it will not be known when contact with them is back."""
+        for node, contact in list(self._nodes.items()):
+            if node not in nodes and self._nodes.pop(node, None) is not None and contact.is_logged():
+                self._log(f"no contact with {node} any more: its locks have moved to other nodes")
+
     def forget(self) -> None:
         """After a fork, or in a new event loop: what was lost may be there for this process."""
         self._nodes.clear()
@@ -274,6 +316,8 @@ def _has_written(op: Step | Command, reply: object) -> bool:
     """Whether the server has written something new for it. An abandon says whether it has written its tombstone."""
     if not isinstance(op, Step):
         return False
+    if op.script == "cache_look":
+        return isinstance(reply, list) and reply[0] == _CLAIMED  # a full server still serves the values that it has
     buried = op.script in _BURYING and op.args[-1] != "0" and isinstance(reply, list) and reply[-1] == 1
     return buried or op.script in _TAKING
 

@@ -140,6 +140,8 @@ def show_presence(crowd: Crowd, until: float, timeout: float) -> Effects[None]:
         replies = yield from call_each([present_step(holds) for holds in batch], timeout)
         for holds, reply in zip(batch, replies, strict=True):
             if isinstance(reply, StepFailed):
+                for hold in holds:
+                    hold.note_failure(asked_at, reply)
                 if not reply.retry:
                     _wake(crowd, holds)  # the waiter whose request was refused must raise the error
                 continue
@@ -149,6 +151,7 @@ def show_presence(crowd: Crowd, until: float, timeout: float) -> Effects[None]:
                 continue
             seen = asked_at, now_us
             for hold, asks in zip(holds, codes, strict=True):
+                hold.note_reply()
                 if not asks:
                     hold.waiter.show(seen)
             _wake(crowd, [hold for hold, asks in zip(holds, codes, strict=True) if asks])

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from holdfast.holder import Holder
-from holdfast.protocol.effects import Effects, StepFailed, clock, listen, show_presence, wait
+from holdfast.protocol.effects import Command, Effects, StepFailed, clock, listen, show_presence, wait
 from holdfast.protocol.hold import HELD, Hold
 from holdfast.protocol.inspection.explaining import explain_wait
 from holdfast.protocol.reporting import LONG_WAIT, report_long_wait
@@ -108,11 +108,12 @@ class WaitLoop:
         try:
             while True:
                 if found is None:
-                    if self.patient and self.router.asks.is_full():
+                    if self.patient and hold.probe is None and self.router.asks.is_full():
                         now = yield from self._wait_for_turn()
                         if hold.phase is HELD:
                             return True
                         if now >= self._ends() and not self.asks_last:
+                            self.router.asks.end(hold)  # it may have been admitted just now
                             return None
                     try:
                         found, channel = yield from self._ask(ask, now)
@@ -168,13 +169,13 @@ class WaitLoop:
             router.asks.end(hold)
 
     def _sleeps_on(self, wakes_at: float, now: float) -> bool:
-        """Whether a waiter that the keeper shows need not ask: nothing woke it, or only the news of an outage."""
+        """Whether a waiter that the keeper shows need not ask: nothing woke it, and the keeper shows it, or cannot."""
         hold = self.hold
         if hold.phase is HELD:
             return False
-        if hold.contact.lost_at is None:
-            return now >= wakes_at and is_attended(hold, now)
-        return now < hold.wait_ends(self.until)
+        if now < wakes_at:
+            return False  # the keeper says that it should ask, or that its wait ends
+        return is_attended(hold, now) or (hold.contact.lost_at is not None and now < hold.wait_ends(self.until))
 
     def _wait_for_turn(self) -> Effects[float]:
         """Wait until this waiter may ask, is granted the lock, or its wait is over; returns the time."""
@@ -203,6 +204,9 @@ class WaitLoop:
             # True if the subscription was lost at once.
             self.unsubscribed = not (router.no_pubsub or router.channel_of(self.hold))
         except StepFailed as failed:
+            if failed.silent:
+                ended = yield from clock()
+                router.registry.contacts.note_failure(Command(("SUBSCRIBE", self.hold.keys.main)), now, failed, ended)
             self.unsubscribed = failed.retry
             router.no_pubsub = (
                 router.no_pubsub or not failed.retry

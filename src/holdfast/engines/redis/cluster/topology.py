@@ -129,7 +129,9 @@ class Topology(Generic[N]):
         self.confirm()
         self.stale = False
         self._move_channels()
-        self._retire_absent({self._remapped(address) for _, _, address in ranges})
+        present = {self._remapped(address) for _, _, address in ranges}
+        self._retire_absent(present)
+        self.router.registry.contacts.keep_only(["{}:{}".format(*address) for address in present])
         _remembered[self.target.seeds] = ranges
         while len(_remembered) > _MOST_REMEMBERED:
             _remembered.pop(next(iter(_remembered)), None)
