@@ -1,12 +1,12 @@
 """Contact with a server: since when it has not served this client, and how long a call goes on trying.
 
 Invariant. Contact with a node is lost at the send of the first request that failed since the last one that was served.
-It is a fact of the client: every driver notes every step here, and every call judges by the same record. What
-does not count as a loss: a closed connection, until a request that was sent after that fails as well; a request that
-was sent before the last one that was served; a clean-up without an answer; and an error that no further try can change, because the server has
-answered. A server that answers "out of memory", "read-only" or "loading" does not serve: contact is back once it serves
-a request of the kind that it refused, or one that takes a lock. A renewal that it answers does not count then, nor a
-value that it still has.
+It is a fact of the client: every driver notes every step here, and every call judges by the same record. What does not
+count as a loss: a closed connection, until a request that was sent after that fails as well; a request that was sent
+before the last one that was served; a clean-up without an answer; and an error that no further try can change, because
+the server has answered. A server that answers "out of memory", "read-only" or "loading" does not serve: contact is back
+once it serves a request of the kind that it refused, or one that takes a lock. A renewal that it answers does not count
+then, nor a value that it still has.
 
 A call with a bounded wait ends once contact has been lost for its ``outage_wait``, but not before it has tried for two
 answer times itself. If it begins later, it ends at once. One such call at a time is a *probe*: it tries, for PROBE
