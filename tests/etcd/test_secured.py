@@ -15,6 +15,7 @@ import holdfast
 from holdfast.protocol.intents.requests import Watch
 from tests.etcd.watching import all_ended, watches_at
 from tests.fleet_etcd import EtcdFleet, coded
+from tests.support import asyncio_test
 from tests.tls import TlsRelay
 
 PASSWORD = "a/secret@word"
@@ -133,6 +134,39 @@ def test_a_member_that_wants_a_client_certificate_is_left_for_the_next(
     client = connect(f"etcds://localhost:{wary.port},localhost:{free.port}?ssl_ca_certs={certificate[0]}")
     client.lock("a").acquire(timeout=10).release()
     free.close()
+
+
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    """What is left open stays open."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("no_collector")
+@asyncio_test
+async def test_a_watch_that_ends_during_its_handshake_leaves_no_connection_open(certificate: tuple[str, str]) -> None:
+    ended: asyncio.Queue[bytes] = asyncio.Queue()
+    begun = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readexactly(1)  # of the handshake, which is never answered
+        begun.set()
+        while await reader.read(65_536):
+            pass
+        await ended.put(b"")
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    watches, _ = watches_at(f"etcds://127.0.0.1:{port}?ssl_ca_certs={certificate[0]}")
+    watches.begin(Watch("token", "key", 1))
+    await begun.wait()
+    watches.end("token")
+    await asyncio.wait_for(ended.get(), 5.0)
+    await watches.close()
+    server.close()
 
 
 def test_a_watch_that_wants_a_client_certificate_leaves_no_trace(

@@ -9,6 +9,7 @@ The body is read as it was sent: no ``Content-Encoding`` is asked for, and a sma
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import ssl
 from collections.abc import Iterable
@@ -150,7 +151,11 @@ class _AioStream(httpcore.AsyncNetworkStream):
         self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, timeout: float | None = None
     ) -> httpcore.AsyncNetworkStream:
         left = _left(timeout, httpcore.ConnectTimeout)
-        return _AioStream(await self._inner.start_tls(ssl_context, server_hostname, left))
+        try:
+            return _AioStream(await self._inner.start_tls(ssl_context, server_hostname, left))
+        except asyncio.CancelledError:  # httpcore closes the connection only after an Exception
+            await self._inner.aclose()
+            raise
 
     def get_extra_info(self, info: str) -> Any:
         return self._inner.get_extra_info(info)
