@@ -57,7 +57,7 @@ class Driver:
         self.registry = LeaseRegistry(Wakeup())
         self.registry.observed = self.observers.listen
         self.router = NotificationRouter(self.registry, Wakeup)
-        self.cohorts = Cohorts(Wakeup)
+        self.cohorts = Cohorts(Wakeup, self.registry.contacts)
         log_outages(self, log.warning)
         self.engine: Any  # an Engine, or a ClusterEngine
         self._standby: Any  # a StandbyEngine, or a ClusterStandby

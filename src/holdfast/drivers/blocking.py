@@ -62,7 +62,7 @@ class Driver:
         self.registry.observed = self.observers.listen
         self.router = NotificationRouter(self.registry, Wakeup, _MOST_ASKING)
         self.registry.crowd.spread_over = _SPREAD
-        self.cohorts = Cohorts(Wakeup)
+        self.cohorts = Cohorts(Wakeup, self.registry.contacts)
         log_outages(self, log.warning)
         self.engine: Any  # an Engine, or a ClusterEngine
         self.shared: Any  # a SharedConnection, or ClusterConnections

@@ -25,14 +25,14 @@ from holdfast.errors import LeaseLost, NotHeld, rounded
 from holdfast.names import Keys
 from holdfast.options import LockOptions, drift
 from holdfast.protocol.steps import LOCK_STEPS, Steps
+from holdfast.protocol.wait.contact import Contact, Failures, Probe
 from holdfast.protocol.wait.waiter import IS_ACTIVE, NOT_WAITING, Notification, PassBudget, Waiter
 
 if TYPE_CHECKING:
-    from holdfast.protocol.effects import StepFailed, Wakeup
+    from holdfast.protocol.effects import Wakeup
     from holdfast.protocol.keepalive import LeaseRegistry
     from holdfast.protocol.replies import Refused
     from holdfast.protocol.wait.cohort import ObjectSlot
-    from holdfast.protocol.wait.contact import Contact, Contacts, Probe
 
 TRYING: Final = "trying"
 HELD: Final = "held"
@@ -62,14 +62,11 @@ class Hold:
     waiter: Waiter = NOT_WAITING
     waits_since = 0.0  # when it was reported as waiting; 0 if it was not
     tries = 0  # acquire steps that were sent
-    contacts: Contacts  # of its client
     began = 0.0  # when its call began
     patience = _NEVER  # how long its call waits for the lock; for an answer, if it does not wait
     probe: Probe | None = None  # if its call is that, and nothing was answered yet: see contact.py
     sent_at: float | None = None  # when its step was sent that is under way
-    failing_since: float | None = None  # when the first step was sent that failed since one on its lock was answered
-    failed: StepFailed | None = None  # the last failure since then
-    broke = False  # a step found a closed connection, which is no failure yet
+    failures: Failures | None = None  # of steps on its lock, since one was answered
     found_busy = False  # it was refused, or another hold of this client before it was refused or had the lock
     outcome_unknown = False  # a step of it may still be under way, or has had an unknown outcome
     server_silent = False  # it was given up because the server is silent
@@ -174,7 +171,7 @@ class Hold:
         waiter = self.wait_at_server()
         waiter.refused = refused
         self.found_busy = True
-        self.note_reply()
+        self.failures = None
         waiter.asked = now, refused.now_us
         waiter.queued = waiter.queued or queued
         budget = self.budget
@@ -195,7 +192,7 @@ class Hold:
     @property
     def contact(self) -> Contact:
         """Contact with the server of its lock, which may have moved to another node since it began."""
-        return self.contacts.of(self.keys.main)
+        return self.object_slot.cohorts.contacts.of(self.keys.main)
 
     def wait_ends(self, until: float) -> float:
         """When its wait is over: at ``until``, or early in an outage."""
@@ -203,8 +200,7 @@ class Hold:
 
     def is_known_busy(self) -> bool:
         """Whether it has found the lock busy, or has had it; or the hold that has just promoted it."""
-        asker = self.asker
-        return self.found_busy or self.since > 0 or asker.found_busy or asker.since > 0
+        return any(hold.found_busy or hold.since > 0 for hold in (self, self.asker))
 
     def continue_run(self, giver: Hold) -> None:
         """The giver has ended, and this hold asks the server next: it is the same run of holds of this client."""
@@ -226,20 +222,6 @@ class Hold:
     def answer(self, before: bool) -> None:
         """A step was answered: only an earlier one can have an unknown outcome."""
         self.outcome_unknown = before
-
-    def note_failure(self, sent_at: float, failed: StepFailed) -> None:
-        """A step on its lock that was sent at that time has failed."""
-        if failed.connection_broke and not self.broke:
-            self.broke = True
-            return
-        if self.failing_since is None:
-            self.failing_since = sent_at
-        self.failed = failed.with_traceback(None)
-
-    def note_reply(self) -> None:
-        """A step on its lock was answered."""
-        if self.failing_since is not None or self.broke:
-            self.failing_since, self.failed, self.broke = None, None, False
 
     # Transitions.
 
@@ -297,8 +279,7 @@ class Hold:
         self.fence = fence
         self.since = since
         self.lasts_until = self.deadline = lasts
-        max_hold = self.options.max_hold
-        if max_hold is not None:
+        if (max_hold := self.options.max_hold) is not None:
             self.max_hold_ends = since + max_hold
             self.deadline = min(lasts, self.max_hold_ends)
         self.phase = HELD

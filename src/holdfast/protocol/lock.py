@@ -154,8 +154,7 @@ class BaseLock(Generic[L]):
         cohorts = driver.cohorts
         while True:
             hold = self._new_hold()
-            hold.contacts, hold.began, hold.patience = driver.registry.contacts, began, answer_by - began
-            hold.probe = probe
+            hold.began, hold.patience, hold.probe = began, answer_by - began, probe
             if tried is not None:
                 note_attempt(tried, hold)
             try:

@@ -61,7 +61,7 @@ from holdfast.protocol.inspection.history import read_notice
 from holdfast.protocol.replies import DONE, GONE, TAKEN, Abandoned, Cleaned, Granted, Refused, WrongKind
 from holdfast.protocol.reporting import report_wait
 from holdfast.protocol.retry import Tries, outage, until_answered
-from holdfast.protocol.wait.contact import PROBE, SHORTEST_CALL, Contact
+from holdfast.protocol.wait.contact import PROBE, SHORTEST_CALL, Contact, Failures
 from holdfast.protocol.wait.presence import rest_of
 from holdfast.protocol.wait.waiter import NOT_WAITING
 from holdfast.protocol.wait.waiting import NO_CHANNEL, REFRESH, Pause, WaitLoop, pause_for
@@ -206,7 +206,7 @@ def _ask(  # noqa: PLR0917 (hot path: passing keywords would cost half as much a
         reply = yield from call(hold.steps.acquire_step(hold, channel, watched != ""), timeout)
     except StepFailed as failed:
         hold.answer(outcome_unknown or failed.sent)
-        hold.note_failure(now, failed)
+        hold.failures = Failures.add(hold.failures, now, failed)
         raise
     finally:
         hold.sent_at = None

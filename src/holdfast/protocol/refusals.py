@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Final
 
 from holdfast.errors import AcquireTimeout, HoldfastError, Unavailable, rounded
 from holdfast.holder import Holder, holder_of
-from holdfast.protocol.effects import StepFailed
 from holdfast.protocol.hold import HELD, LOST, TRYING, Hold
 from holdfast.protocol.replies import Refused
 from holdfast.protocol.retry import outage
@@ -56,8 +55,7 @@ def why_refused(driver: Driver, hold: Hold, until: float) -> HoldfastError | Tim
         return TimedOut(hold)  # a hold of this client has it
     answer_time = contact.answer_time(hold.options, hold.patience)
     asker = (active or hold).asker
-    failed, failing_since = asker.failed, asker.failing_since
-    if failed is not None and failing_since is not None and is_overdue(failed, failing_since, now, answer_time):
+    if asker.failures is not None and (failed := asker.failures.overdue(now, answer_time)) is not None:
         return outage(failed, subject, waited)
     if asker.sent_at is not None and now - asker.sent_at >= answer_time:
         silence = {driver.address: f"it did not answer within {rounded(now - asker.sent_at)} s"}
@@ -66,17 +64,12 @@ def why_refused(driver: Driver, hold: Hold, until: float) -> HoldfastError | Tim
     if active is not None and not nobody_asks and (hold.found_busy or active.tries or active.is_known_busy()):
         return TimedOut(hold)
     # What other requests of this client have found is all that is known.
-    if contact.lost_at is not None and is_overdue(contact.failure(), contact.lost_at, now, answer_time):
-        return outage(contact.failure(), subject, waited)
+    if (failed := contact.overdue(now, answer_time)) is not None:
+        return outage(failed, subject, waited)
     if nobody_asks:
         return TimedOut(hold)
     what = f"this process was too busy to ask it within {rounded(hold.patience)} s"
     return Unavailable({driver.address: what}, "Wait longer, or for fewer locks at once", subject)
-
-
-def is_overdue(failed: StepFailed, since: float, now: float, answer_time: float) -> bool:
-    """Whether the server has had its time to answer a request that was sent then, and was silent; or has failed."""
-    return not failed.silent or now - since >= answer_time
 
 
 def refusal_of(driver: Driver, hold: Hold) -> Refused | None:

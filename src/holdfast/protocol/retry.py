@@ -18,7 +18,7 @@ from holdfast.options import LockOptions
 from holdfast.protocol.effects import Command as PlainCommand
 from holdfast.protocol.effects import Effects, Step, StepFailed, call, clock, defer_cleanup, new_token, wait
 from holdfast.protocol.hold import Hold
-from holdfast.protocol.wait.contact import SHORTEST_CALL, Contact, Probe
+from holdfast.protocol.wait.contact import SHORTEST_CALL, Contact, Failures, Probe
 
 if TYPE_CHECKING:
     from holdfast.protocol.leases import Driver
@@ -175,7 +175,7 @@ def until_answered(
             if hold is not None:
                 hold.sent_at = None
                 hold.answer(outcome_unknown or failed.sent)
-                hold.note_failure(now, failed)
+                hold.failures = Failures.add(hold.failures, now, failed)
             # Created on the first failure: most steps are answered.
             tries = tries or Tries(options, now, until, jitter=jitter or (hold.token if hold is not None else ""))
             now = yield from clock()
@@ -188,7 +188,7 @@ def until_answered(
         else:
             if hold is not None:
                 hold.sent_at = None
-                hold.note_reply()
+                hold.failures = None
             return reply, now, tries is not None and tries.sent, outcome_unknown
 
 
@@ -199,8 +199,8 @@ def until_answered_or_outage(
 
     ``hold``: a new hold of that lock or latch, which is never granted.
     """
-    options, contact = hold.options, driver.registry.contacts.of(hold.keys.main)
-    hold.contacts, hold.began, hold.patience = driver.registry.contacts, driver.now(), options.timeout
+    options, contact = hold.options, hold.contact
+    hold.began, hold.patience = driver.now(), options.timeout
     probe = None if contact.lost_at is None else (yield from begin_in_outage(driver, contact, options, subject))
     hold.probe = probe
     try:
@@ -242,7 +242,7 @@ def let_keeper_ask(driver: Driver, hold: Hold) -> Effects[None]:
     It buries the token of this new hold, which was never used: that is a write, as an acquire is.
     """
     registry = driver.registry
-    if registry.contacts.of(hold.keys.main).lost_at is None or registry.cleanups or registry.cleaning:
+    if hold.contact.lost_at is None or registry.cleanups or registry.cleaning:
         return
     hold.token = yield from new_token(hold.options.label)
     hold.outcome_unknown = True

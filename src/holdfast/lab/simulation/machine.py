@@ -59,7 +59,7 @@ class Machine:
         self.registry = LeaseRegistry(Wakeup())
         self.router = NotificationRouter(self.registry, Wakeup)
         self.router.channel = f"bell:{self.name}"
-        self.cohorts = Cohorts(Wakeup)
+        self.cohorts = Cohorts(Wakeup, self.registry.contacts)
         log_outages(self, self.warnings.append)
         self.keeper: Process | None = None
         self.session: LabSession | Items | None = None  # of a client of etcd or memcached, whose steps are programs

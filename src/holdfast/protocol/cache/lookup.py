@@ -155,7 +155,7 @@ class Search:
         """A hold for the claim, with a fresh token: a token claims once."""
         hold = Hold(self._entry.claim, self._policy.options, ObjectSlot(self._group.driver.cohorts))
         hold.kind = "cache"
-        hold.contacts, patience = self._group.driver.registry.contacts, self._patience
+        patience = self._patience
         hold.began, hold.probe = patience.started, patience.probe
         # A computation may take long, but tries without an answer end after the client's timeout.
         hold.patience = min(patience.last_try - patience.started, hold.options.timeout)

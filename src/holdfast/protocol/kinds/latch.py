@@ -189,8 +189,7 @@ class BaseLatch:
                     raise self._outage(contact.failure(), now - started)
                 if waiters.find_leader(me, now) is me:
                     hold = self._new_hold()
-                    hold.contacts, hold.began, hold.patience = contacts, started, until - started
-                    hold.probe = probe
+                    hold.began, hold.patience, hold.probe = started, until - started, probe
                     yield from self._watch(waiters, me, hold, Tries(self._options, now, until, hold=hold))
                     now = yield from clock()
                 else:

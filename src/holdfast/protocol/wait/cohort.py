@@ -34,6 +34,7 @@ from holdfast.protocol.wait.waiter import IS_ACTIVE, LEFT, POLLING_REMEMBERED, W
 
 if TYPE_CHECKING:
     from holdfast.protocol.keepalive import LeaseRegistry
+    from holdfast.protocol.wait.contact import Contacts
 
 ENOUGH: Final = 0.8  # of its validity must be left for a hold to be passed on as it is
 # Yield windows for polling clients; must match lua/include/grant.lua, which says why.
@@ -69,8 +70,9 @@ class ObjectSlot(dict[None, Hold]):
 class Cohorts:
     """The active hold and the local queue of each lock, in one client."""
 
-    def __init__(self, new_wakeup: Callable[[], Wakeup]) -> None:
+    def __init__(self, new_wakeup: Callable[[], Wakeup], contacts: Contacts) -> None:
         self.new_wakeup = new_wakeup
+        self.contacts = contacts  # of the client
         self.active_holds: dict[Hashable, Hold] = {}
         self.local_queues: dict[Hashable, deque[Hold]] = {}
         self._deactivating: dict[Hold, str] = {}
@@ -135,7 +137,7 @@ class Cohorts:
             giver = hold.waiter.decided.get(None)
             if isinstance(giver, Hold):
                 hold.follow(giver)
-                hold.failing_since, hold.failed = giver.failing_since, giver.failed
+                hold.failures = giver.failures
                 if giver.phase is ENDED:
                     hold.continue_run(giver)
         hold.activate()

@@ -28,6 +28,7 @@ Clocks: times are those of the driver.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from copy import copy
 from typing import Any, Final
 
 from holdfast.errors import Unavailable, rounded
@@ -228,9 +229,43 @@ class Contact:
         if failed is None:  # the lock has just moved to a node that has not failed
             what = {"the server": "contact was lost while the lock moved to another node"}
             return StepFailed(Unavailable(what, "Try again"), sent=False, retry=True)
-        return StepFailed(
-            failed.error, sent=False, retry=failed.retry, ever_answered=failed.ever_answered, silent=failed.silent
-        )
+        return _again(failed)
+
+    def overdue(self, now: float, answer_time: float) -> StepFailed | None:
+        """The present outage, if it is one for a call that gives the server that time."""
+        lost_at, failed = self.lost_at, self.failure()
+        return None if lost_at is None or (failed.silent and now - lost_at < answer_time) else failed
+
+
+class Failures:
+    """The requests on one lock that have failed since one was answered."""
+
+    __slots__ = ("_broke", "_failed", "_since")
+
+    def __init__(self) -> None:
+        self._broke = False  # a connection was found closed, which is no failure yet
+        self._since = 0.0  # when the first of them was sent
+        self._failed: StepFailed | None = None  # the last one
+
+    @staticmethod
+    def add(before: Failures | None, sent_at: float, failed: StepFailed) -> Failures:
+        """Those before, if there are any, and this one, of a request that was sent at that time."""
+        failures = before or Failures()
+        failures._add(sent_at, failed)
+        return failures
+
+    def _add(self, sent_at: float, failed: StepFailed) -> None:
+        if failed.connection_broke and not self._broke:
+            self._broke = True
+            return
+        if self._failed is None:
+            self._since = sent_at
+        self._failed = _again(failed)
+
+    def overdue(self, now: float, answer_time: float) -> StepFailed | None:
+        """The last failure, if the server has had that time to answer, or has failed aloud."""
+        failed = self._failed
+        return None if failed is None or (failed.silent and now - self._since < answer_time) else _again(failed)
 
 
 class Contacts:
@@ -324,3 +359,9 @@ def _has_written(op: Step | Command, reply: object) -> bool:
 
 def _key_of(op: Step | Command) -> str:
     return op.keys[0] if isinstance(op, Step) else str(op.args[1]) if len(op.args) > 1 else ""
+
+
+def _again(failed: StepFailed) -> StepFailed:
+    """The same, as the failure of another call: no request of that was sent. Its error is a copy, without traceback."""
+    error = copy(failed.error)
+    return StepFailed(error, sent=False, retry=failed.retry, ever_answered=failed.ever_answered, silent=failed.silent)

@@ -25,6 +25,7 @@ from typing import Final
 
 from holdfast.protocol.effects import Effects, Step, StepFailed, call_each, clock
 from holdfast.protocol.hold import Hold
+from holdfast.protocol.wait.contact import Failures
 
 CROWD: Final = 32  # up to this number, each waiter shows its own presence
 REST: Final = 120.0  # longest first sleep of a waiter, in seconds; doubled after each sleep that nothing ended
@@ -141,7 +142,7 @@ def show_presence(crowd: Crowd, until: float, timeout: float) -> Effects[None]:
         for holds, reply in zip(batch, replies, strict=True):
             if isinstance(reply, StepFailed):
                 for hold in holds:
-                    hold.note_failure(asked_at, reply)
+                    hold.failures = Failures.add(hold.failures, asked_at, reply)
                 if not reply.retry:
                     _wake(crowd, holds)  # the waiter whose request was refused must raise the error
                 continue
@@ -151,7 +152,7 @@ def show_presence(crowd: Crowd, until: float, timeout: float) -> Effects[None]:
                 continue
             seen = asked_at, now_us
             for hold, asks in zip(holds, codes, strict=True):
-                hold.note_reply()
+                hold.failures = None
                 if not asks:
                     hold.waiter.show(seen)
             _wake(crowd, [hold for hold, asks in zip(holds, codes, strict=True) if asks])
