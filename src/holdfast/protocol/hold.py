@@ -200,7 +200,7 @@ class Hold:
 
     def is_known_busy(self) -> bool:
         """Whether it has found the lock busy, or has had it; or the hold that has just promoted it."""
-        return any(hold.found_busy or hold.since > 0 for hold in (self, self.asker))
+        return self.found_busy or self.since > 0 or (asker := self.asker).found_busy or asker.since > 0
 
     def continue_run(self, giver: Hold) -> None:
         """The giver has ended, and this hold asks the server next: it is the same run of holds of this client."""
