@@ -70,6 +70,10 @@ def keep_using(play: Play, client: holdfast.aio.Client, name: str, seconds: floa
     Timed(play, client, use)
 
 
+def wait_for_latch(name: str) -> Callable[[holdfast.aio.Client], Any]:
+    return lambda client: client.latch(name, 2).wait(5)
+
+
 # Busy or not: the requests on the lock itself decide.
 
 
@@ -110,7 +114,7 @@ def test_a_probe_on_a_latch_does_not_wait_for_a_caller_without_a_limit() -> None
     stop(play)
     Timed(play, client, lambda client: client.latch("l", 2).wait())
     play.run(4.0)
-    late = Timed(play, client, lambda client: client.latch("l", 2).wait(5))
+    late = Timed(play, client, wait_for_latch("l"))
     play.run(1.0)
     assert isinstance(late.result, holdfast.Unavailable)
     assert late.took <= LATER
@@ -136,7 +140,7 @@ def test_a_probe_does_not_wait_for_its_turn_to_ask(what: str) -> None:
     client._driver.router.asks.most = 3
     stop(play)
     for number in range(8):
-        Timed(play, client, acquire(f"p{number}", wait=None))  # type: ignore[arg-type]
+        Timed(play, client, acquire(f"p{number}", wait=None))
     play.run(4.2)
     call = Timed(play, client, CALLS[what])
     play.run(8)
@@ -227,6 +231,37 @@ def test_calls_that_are_cancelled_in_an_outage_leave_nothing(seed: int) -> None:
     assert not client._driver.router.asks.under_way
 
 
+class Recovering(Contact):
+    """Another thread ends the outage as soon as this one has looked."""
+
+    ends = False
+    kept: float | None = None
+
+    @property  # type: ignore[override]
+    def lost_at(self) -> float | None:
+        lost_at, self.kept = self.kept, None if self.ends else self.kept
+        return lost_at
+
+    @lost_at.setter
+    def lost_at(self, lost_at: float | None) -> None:
+        self.kept = lost_at
+
+
+def test_an_outage_that_another_thread_ends_in_between() -> None:
+    failed = StepFailed(holdfast.Unavailable({"s": "x"}, "y"), sent=False, retry=True)
+    looks: list[Callable[[Contact], object]] = [
+        lambda contact: contact.lose("acquire", 0.5, failed, 1.0),
+        lambda contact: contact.line(9.0),
+        lambda contact: contact.overdue(9.0, 0.1),
+        lambda contact: contact.gives_up_at(OPTIONS, 0.0, 5.0),
+    ]
+    for look in looks:
+        contact = Recovering(had=True)
+        contact.lose("acquire", 0.7, failed, 0.9)
+        contact.ends = True
+        look(contact)
+
+
 # What begins an outage, and what ends it.
 
 
@@ -234,7 +269,7 @@ def test_contact_is_lost_at_the_first_request_that_failed_also_if_a_later_one_fa
     play = Play(seed=1)
     client = warm_client(play)
     stop(play)
-    first = Timed(play, client, acquire("a", wait=None))  # type: ignore[arg-type]
+    first = Timed(play, client, acquire("a", wait=None))
     play.run(1.4)
     Timed(play, client, acquire("b", wait=0.4))
     call = Timed(play, client, acquire("c", wait=5))
@@ -287,7 +322,7 @@ def test_a_crowd_asks_although_contact_was_lost_when_nobody_asks_any_more() -> N
     client, other = warm_client(play), play.client("two")
     held = Timed(play, other, lambda client: client.lock("hot", ttl=20).acquire())
     play.run(1)
-    waiting = [Timed(play, client, acquire("hot", wait=None, cohort=0)) for _ in range(40)]  # type: ignore[arg-type]
+    waiting = [Timed(play, client, acquire("hot", wait=None, cohort=0)) for _ in range(40)]
     play.run(2.2)
     assert client._driver.registry.crowd.members
     play.world.store.oom = True
@@ -313,8 +348,7 @@ def test_waiters_of_latches_leave_no_place_among_the_requests_under_way() -> Non
         for number in range(6):
             Timed(play, client, acquire(f"k{turn}{number}", wait=5))
         for number in range(4):
-            name = f"l{turn}{number}"
-            Timed(play, client, lambda client, name=name: client.latch(name, 2).wait(5))  # type: ignore[misc]
+            Timed(play, client, wait_for_latch(f"l{turn}{number}"))
         play.run(8)
         heal(play)
         play.run(10)

@@ -77,7 +77,7 @@ def warm_client(play: Play, **options: Any) -> holdfast.aio.Client:
     return client
 
 
-def acquire(name: str, wait: float = 5.0, **options: Any) -> Callable[[holdfast.aio.Client], Any]:
+def acquire(name: str, wait: float | None = 5.0, **options: Any) -> Callable[[holdfast.aio.Client], Any]:
     async def call(client: holdfast.aio.Client) -> Any:
         async with client.lock(name, wait=wait, **options) as lease:
             return lease
@@ -203,7 +203,7 @@ def test_a_wait_without_a_limit_waits_for_the_server(fault: Callable[[Play], Non
     play = Play(seed=1)
     client = warm_client(play)
     fault(play)
-    call = Timed(play, client, acquire("x", wait=None))  # type: ignore[arg-type]
+    call = Timed(play, client, acquire("x", wait=None))
     play.run(30.0)
     assert not call.ended
     heal(play)
@@ -261,11 +261,11 @@ def test_an_outage_is_logged_once_for_all_locks(fault: Callable[[Play], None]) -
     client = warm_client(play)
     machine: Machine = client._driver  # type: ignore[assignment]
     held = [Timed(play, client, acquire_and_hold(play, f"h{number}")) for number in range(5)]
-    waiting = [Timed(play, client, acquire(f"w{number}", wait=None)) for number in range(5)]  # type: ignore[arg-type]
+    waiting = [Timed(play, client, acquire(f"w{number}", wait=None)) for number in range(5)]
     play.run(1.0)
     del waiting
     fault(play)
-    more = [Timed(play, client, acquire(f"v{number}", wait=None)) for number in range(5)]  # type: ignore[arg-type]
+    more = [Timed(play, client, acquire(f"v{number}", wait=None)) for number in range(5)]
     play.run(10.0)
     assert 3 <= len(machine.warnings) <= 6, machine.warnings
     assert "5 leases are held" in machine.warnings[0]

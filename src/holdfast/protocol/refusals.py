@@ -55,10 +55,11 @@ def why_refused(driver: Driver, hold: Hold, until: float) -> HoldfastError | Tim
         return TimedOut(hold)  # a hold of this client has it
     answer_time = contact.answer_time(hold.options, hold.patience)
     asker = (active or hold).asker
-    if asker.failures is not None and (failed := asker.failures.overdue(now, answer_time)) is not None:
+    failures, sent_at = asker.failures, asker.sent_at  # its own thread may get an answer meanwhile
+    if failures is not None and (failed := failures.overdue(now, answer_time)) is not None:
         return outage(failed, subject, waited)
-    if asker.sent_at is not None and now - asker.sent_at >= answer_time:
-        silence = {driver.address: f"it did not answer within {rounded(now - asker.sent_at)} s"}
+    if sent_at is not None and now - sent_at >= answer_time:
+        silence = {driver.address: f"it did not answer within {rounded(now - sent_at)} s"}
         return Unavailable(silence, "It may be hung or far away; see timeout= of connect", subject)
     nobody_asks = active is None or active.phase is LOST  # the hold before it has just ended, or has not noticed yet
     if active is not None and not nobody_asks and (hold.found_busy or active.tries or active.is_known_busy()):

@@ -110,15 +110,16 @@ class Contact:
         if failed.connection_broke and sent_at < self._broke_at:
             self._broke_at = min(self._broke_at, now)
             return
+        lost_at = self.lost_at  # another thread may end the outage meanwhile
         if failed.answered:
             self._refused.add(name)
-        elif sent_at < self.served_at or (self.lost_at is None and name in _BURYING):
+        elif sent_at < self.served_at or (lost_at is None and name in _BURYING):
             return  # a clean-up gives the server less time than a call does, so it begins no outage
         self.failed, self._failed_at = failed.with_traceback(None), now  # before it is lost: others read it then
-        if self.lost_at is None:
+        if lost_at is None:
             self._log_at, self._log_after, self.failures = sent_at + _FIRST_LINE, _FIRST_PAUSE, 0
             self.lost_at = sent_at
-        elif sent_at < self.lost_at:  # a request with a shorter time failed before
+        elif sent_at < lost_at:  # a request with a shorter time failed before
             self.lost_at = sent_at
         self.failures += 1
 
@@ -143,11 +144,12 @@ class Contact:
 
     def line(self, now: float) -> str:
         """What to log about an outage that lasts; mostly ""."""
-        if self.lost_at is None or self.failed is None or now < self._log_at:
+        lost_at = self.lost_at  # another thread may end the outage meanwhile
+        if lost_at is None or self.failed is None or now < self._log_at:
             return ""
         pause = self._log_after
         self._log_at, self._log_after = now + pause, min(2 * pause, _RAREST_LINE)
-        lasts = f"no contact for {rounded(now - self.lost_at)} s"
+        lasts = f"no contact for {rounded(now - lost_at)} s"
         if pause > _FIRST_PAUSE:
             lasts = f"still {lasts}, {_requests(self.failures)} failed"
         return f"{lasts}: {self.failed.error}"
