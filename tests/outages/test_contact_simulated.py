@@ -237,7 +237,7 @@ class Recovering(Contact):
     ends = False
     kept: float | None = None
 
-    @property  # type: ignore[override]
+    @property
     def lost_at(self) -> float | None:
         lost_at, self.kept = self.kept, None if self.ends else self.kept
         return lost_at
