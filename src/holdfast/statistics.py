@@ -66,7 +66,7 @@ def count(driver: Any, calls: Mapping[str, Any], latches: Mapping[tuple[int, str
         latch_waiters=dict(latch_waiters),
         cache_callers={key: len(shared_call.participants) for key, shared_call in list(calls.items())},
         tracked=len({*registry.watched, *registry.monitors.monitored, *router.watching}),
-        cleanups=len(registry.cleanups) + registry.cleaning,
+        cleanups=len(registry.pending_cleanups()),
         renewals=registry.renewals,
         failed_renewals=registry.failed_renewals,
         nodes=driver.nodes(),

@@ -164,9 +164,13 @@ class Woken:
         self.woken = False
 
 
+def fail(contact: Contact, sent_at: float, now: float) -> None:
+    contact.lose("acquire", sent_at, StepFailed(holdfast.Unavailable({"s": "x"}, "y"), sent=False, retry=True), now)
+
+
 def lost_contact() -> Contact:
     contact = Contact(had=True)
-    contact.lose("acquire", 0.0, StepFailed(holdfast.Unavailable({"s": "x"}, "y"), sent=False, retry=True), 0.1)
+    fail(contact, 0.0, 0.1)
     return contact
 
 
@@ -190,6 +194,7 @@ def test_a_verdict_that_comes_before_its_waiter_is_registered_is_not_missed() ->
     assert isinstance(probe, Probe)
 
     def new_wakeup() -> Woken:
+        fail(contact, 10.0, 10.2)
         probe.end()  # by another thread, just here
         return Woken()
 
@@ -301,13 +306,14 @@ def test_a_full_server_that_still_has_values_does_not_serve() -> None:
     Timed(play, client, lambda client: client.get_or_compute("v", lambda: 1, ttl=600))
     play.run(1)
     play.world.store.oom = True
+    reads = []
 
     async def read(client: holdfast.aio.Client) -> None:
-        for _ in range(200):
-            await client.get_or_compute("v", lambda: 1, ttl=600, wait=None)
+        for _ in range(100):
+            reads.append(await client.get_or_compute("v", lambda: 1, ttl=600, wait=None))
             await play.sleep(client, 0.4)
 
-    Timed(play, client, read)
+    reader = Timed(play, client, read)
     calls = []
     for number in range(8):
         calls.append(Timed(play, client, acquire(f"x{number}", wait=5)))
@@ -315,6 +321,33 @@ def test_a_full_server_that_still_has_values_does_not_serve() -> None:
     assert all(isinstance(call.result, holdfast.Unavailable) for call in calls)
     assert all(call.took <= OUTAGE_WAIT + SLACK for call in calls)
     assert len(warnings_of(client)) < 10
+    assert reader.result is None
+    assert len(reads) == 100
+
+
+@pytest.mark.parametrize("what", ["value", "locked", "leader", "count"])
+def test_a_full_server_is_asked_by_calls_that_take_nothing(what: str) -> None:
+    play = Play(seed=1)
+    client = warm_client(play)
+    Timed(play, client, lambda client: client.get_or_compute("v", lambda: 1, ttl=600))
+    play.run(1)
+    play.world.store.oom = True
+    Timed(play, client, acquire("x", wait=5))
+    play.run(3)
+    calls = []
+    for _ in range(50):
+        calls.append(Timed(play, client, CALLS[what]))
+        play.run(0.07)
+    play.run(1)
+    assert not [call.result for call in calls if isinstance(call.result, holdfast.Unavailable)]
+    kill(play)  # now it does not answer either
+    play.run(0.1)
+    Timed(play, client, CALLS[what])
+    play.run(3)
+    later = Timed(play, client, CALLS[what])
+    play.run(1)
+    assert isinstance(later.result, holdfast.Unavailable)
+    assert later.took <= LATER
 
 
 def test_a_crowd_asks_although_contact_was_lost_when_nobody_asks_any_more() -> None:

@@ -18,9 +18,10 @@ import logging
 from holdfast.protocol import mutex
 from holdfast.protocol.effects import Effects, StepFailed, call_each, clock, report_loss
 from holdfast.protocol.hold import Hold
-from holdfast.protocol.keepalive import BATCH, CLOSED, LONGEST_CALL, LeaseRegistry
+from holdfast.protocol.keepalive import BATCH, CLOSED, LeaseRegistry
 from holdfast.protocol.wait.cohort import Cohorts
 from holdfast.protocol.wait.contact import SHORTEST_CALL
+from holdfast.protocol.wait.presence import LONGEST_CALL
 
 log = logging.getLogger("holdfast")
 

@@ -63,7 +63,7 @@ class StepFailed(Exception):
 
     ``sent``: it may have taken effect, or still may. ``retry``: another try may succeed. ``connection_broke``: no time
     was lost. ``ever_answered``: this server has answered before, else protocols wait for the client's timeout at most.
-    ``silent``: no reply came in time. ``answered``: the server has answered, with an error; set after it was made.
+    ``silent``: no reply came in time. Set later: ``answered``, with an error; ``part`` of the step that failed.
     """
 
     def __init__(
@@ -84,6 +84,7 @@ class StepFailed(Exception):
         self.ever_answered = ever_answered
         self.silent = silent
         self.answered = False
+        self.part: Step | Command | None = None
 
 
 class Interrupted(BaseException):
@@ -386,8 +387,7 @@ def report(event: Event) -> Effects[None]:
 
 def ask_server(command: Command) -> Generator[Command, Any, Any]:
     """The reply to one command of a step that consists of several: see memcached.py. The engine sends the command."""
-    reply: Any = yield command
-    return reply
+    return (yield command)
 
 
 def attach(hold: Hold) -> Effects[tuple[Hashable, Any]]:

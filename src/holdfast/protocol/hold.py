@@ -25,7 +25,8 @@ from holdfast.errors import LeaseLost, NotHeld, rounded
 from holdfast.names import Keys
 from holdfast.options import LockOptions, drift
 from holdfast.protocol.steps import LOCK_STEPS, Steps
-from holdfast.protocol.wait.contact import Contact, Failures, Probe
+from holdfast.protocol.wait.contact import Contact, Probe
+from holdfast.protocol.wait.failures import Failures
 from holdfast.protocol.wait.waiter import IS_ACTIVE, NOT_WAITING, Notification, PassBudget, Waiter
 
 if TYPE_CHECKING:
@@ -186,8 +187,7 @@ class Hold:
     @property
     def asker(self) -> Hold:
         """The hold of this client that sent the last step on the lock: itself, or that which has just promoted it."""
-        giver = self.waiter.decided.get(None)
-        return giver if isinstance(giver, Hold) else self
+        return giver if isinstance(giver := self.waiter.decided.get(None), Hold) else self
 
     @property
     def contact(self) -> Contact:
@@ -276,7 +276,7 @@ class Hold:
         self.budget = self.budget._replace(polling_seen_at=other.budget.polling_seen_at)
 
     def _begin(self, fence: int, since: float, lasts: float) -> None:
-        self.fence = fence
+        self.fence, self.failures = fence, None
         self.since = since
         self.lasts_until = self.deadline = lasts
         if (max_hold := self.options.max_hold) is not None:

@@ -31,7 +31,7 @@ from weakref import ref
 from holdfast.options import drift
 from holdfast.protocol import mutex
 from holdfast.protocol.effects import Effects, Step, StepFailed, Wakeup, call_each, clock, report, report_loss, wait
-from holdfast.protocol.hold import HELD, Hold
+from holdfast.protocol.hold import Hold
 from holdfast.protocol.kinds.membership import (
     MembershipCheck,
     MembershipMonitor,
@@ -43,11 +43,10 @@ from holdfast.protocol.kinds.membership import (
 from holdfast.protocol.replication import needs_replicas, renew_with_replicas, retry_pause
 from holdfast.protocol.replies import DONE, GONE
 from holdfast.protocol.reporting import lateness, lost_event, report_failed_renewal, report_local_waits, report_renewal
+from holdfast.protocol.rounds import Round, asked_for, due_at, plan
 from holdfast.protocol.wait.contact import SHORTEST_CALL, Contacts
-from holdfast.protocol.wait.presence import Crowd, show_presence
+from holdfast.protocol.wait.presence import LONGEST_CALL, Crowd, longest_call, show_presence
 
-LONGEST_SLEEP: Final = 60.0
-LONGEST_CALL: Final = 1.0  # a stuck connection must not keep the keeper from other leases for long
 CLEANUP_PAUSE: Final = 0.2
 # While waits of a crowd time out, the callers come first: their clean-ups begin once no wait has ended for QUIET
 # seconds, and LONGEST_DELAY after the first at the latest (benchmarks.crowd).
@@ -76,7 +75,7 @@ class LeaseRegistry:
         self.crowd = Crowd()  # the waiters whose presence the keeper shows
         self.cleanups: deque[PendingCleanup] = deque()
         self.cleanups_from = self._cleanups_by = 0.0  # when to begin, and when at the latest
-        self.cleaning = 0  # pending clean-ups that were sent and not answered yet
+        self.cleaning: list[PendingCleanup] = []  # those that were sent and not answered yet
         self.renewals = self.failed_renewals = 0  # so far
         self.contacts = Contacts()
         self.wakes_at = float("inf")  # when the keeper will look next; infinite while it is not asleep
@@ -95,6 +94,10 @@ class LeaseRegistry:
             return False
         self._explained_at = now
         return True
+
+    def pending_cleanups(self) -> list[PendingCleanup]:
+        """What the keeper still has to remove, the latest first."""
+        return [*self.cleaning, *self.cleanups][::-1]
 
     def wake_the_keeper(self) -> None:
         self.wakeup.wake()  # looked up here, because it is replaced after a fork and in a new event loop
@@ -182,59 +185,7 @@ class LeaseRegistry:
         self.crowd.forget()
         self.contacts.forget()
         self.cleanups.clear()
-
-
-class Round(NamedTuple):
-    """What to do now, and when to look again."""
-
-    over: list[Hold]
-    due: list[Hold]
-    wakes_at: float
-    first_deadline: float
-
-
-def due_at(hold: Hold) -> float:
-    """When the keeper must act: after a third of the ttl, which leaves time for two more tries; at the deadline if the
-    hold is not renewed, or a renewal waits for replicas; sooner if ``check_at`` says so."""
-    deadline, options = hold.deadline, hold.options
-    stays = not options.renew or hold.confirming or deadline >= hold.max_hold_ends
-    when = deadline if stays else deadline - options.renewed_with
-    when = min(when, hold.check_at)
-    return when if when > hold.retry_at else hold.retry_at
-
-
-def asked_for(hold: Hold, now: float) -> float:
-    """How long a renewal should make it last.
-
-    If max_hold ends soon, ask for what is left of it, plus the drift that will be subtracted. If the hold is not
-    renewed, ask for so little that nothing changes: the step then only shows whether the key exists.
-    """
-    if not hold.options.renew:
-        return 0.001
-    return min(hold.options.ttl, (hold.max_hold_ends - now) * 1.02 + 0.003)
-
-
-def plan(holds: list[Hold], now: float) -> Round:
-    """Plan a round. It includes every hold that is due within a twelfth of its ttl."""
-    over: list[Hold] = []
-    due: list[Hold] = []
-    wakes_at = now + LONGEST_SLEEP
-    first_deadline = float("inf")
-    for hold in holds:
-        if hold.phase is not HELD:
-            continue
-        if now >= hold.deadline:
-            over.append(hold)
-            continue
-        when = due_at(hold)
-        if when < hold.deadline:
-            first_deadline = min(first_deadline, hold.deadline)
-        slack = 0.0 if when == hold.check_at else hold.options.ttl / 12
-        if when < hold.deadline and when <= now + slack and hold.retry_at <= now:
-            due.append(hold)
-        else:
-            wakes_at = min(wakes_at, when, hold.deadline)
-    return Round(over, due, wakes_at, first_deadline)
+        self.cleaning = []
 
 
 def keep(registry: LeaseRegistry) -> Effects[None]:
@@ -264,7 +215,9 @@ def keep(registry: LeaseRegistry) -> Effects[None]:
         crowd = registry.crowd
         if crowd.is_due(now):
             # As in _look: it must leave time for renewals.
-            timeout = min(LONGEST_CALL, max(SHORTEST_CALL, (todo.first_deadline - now) / 3))
+            now = yield from clock()
+            longest = longest_call(crowd, registry.contacts, now)
+            timeout = min(longest, max(SHORTEST_CALL, (todo.first_deadline - now) / 3))
             yield from show_presence(crowd, slice_ends, timeout)
             busy = busy or crowd.is_due(now)
         if not todo.due and not looks and not busy:
@@ -388,9 +341,9 @@ def _run_cleanups(registry: LeaseRegistry, until: float) -> Effects[bool]:
         registry.cleanups.extend(cleanup for cleanup in cleanups if now < cleanup.not_before)
         cleanups = [cleanup for cleanup in cleanups if cleanup.not_before <= now < cleanup.until]
         steps: list[Step] = [mutex.abandon_step(cleanup.hold) for cleanup in cleanups]
-        registry.cleaning = len(steps)
-        replies = (yield from call_each(steps, LONGEST_CALL)) if steps else []
-        registry.cleaning = 0
+        registry.cleaning = cleanups
+        replies = (yield from call_each(steps, longest_call(registry.crowd, registry.contacts, now))) if steps else []
+        registry.cleaning = []
         for cleanup, step, reply in zip(cleanups, steps, replies, strict=True):
             if isinstance(reply, StepFailed) or not reply.buried:
                 registry.cleanups.append(cleanup)

@@ -69,7 +69,7 @@ def _release_lease(lease: BaseLease, struck: BaseException | None) -> Effects[No
             and may_inherit(successor, hold, now)
             and cohorts.pass_on(hold, successor, registry, now)
         ):
-            yield from mutex.release(hold, now, registry.contacts.of(hold.keys.main))
+            yield from mutex.release(hold, now)
     except STOPPED:
         if hold.successor is not None:  # interrupted while it was passed on: it is the successor's already
             cohorts.pass_on(hold, hold.successor, registry, (yield from clock()))

@@ -141,13 +141,13 @@ class BaseLock(Generic[L]):
         if self._generation != self._driver.generation:
             self._begin_generation()
         driver: Driver = self._driver
-        contact = driver.registry.contacts.of(self._keys.main)
         probe: Probe | None = None
         if patience is not None:
             began = now = yield from clock()
             # A caller that does not wait for the lock still waits for an answer of the server.
             until, answer_by = now + patience, now + (patience or self._options.timeout)
-            if contact.lost_at is not None:
+            contacts = driver.registry.contacts
+            if not contacts.calm and (contact := contacts.of(*self._mains())).lost_at is not None:
                 probe = yield from begin_in_outage(driver, contact, self._options, f"lock {self.name!r}")
                 now = yield from clock()
         refuse_closed(driver)
@@ -203,8 +203,7 @@ class BaseLock(Generic[L]):
                 yield from self._withdraw(hold)
                 if isinstance(error, NotAcquired):
                     refuse_closed(driver)  # if close() abandoned this attempt, say so instead
-                if isinstance(error, Unavailable):
-                    yield from let_keeper_ask(driver, self._new_hold())
+                yield from let_keeper_ask(driver, self._new_hold())
                 raise
             finally:
                 if probe is not None:

@@ -61,7 +61,8 @@ from holdfast.protocol.inspection.history import read_notice
 from holdfast.protocol.replies import DONE, GONE, TAKEN, Abandoned, Cleaned, Granted, Refused, WrongKind
 from holdfast.protocol.reporting import report_wait
 from holdfast.protocol.retry import Tries, outage, until_answered
-from holdfast.protocol.wait.contact import PROBE, SHORTEST_CALL, Contact, Failures
+from holdfast.protocol.wait.contact import PROBE, SHORTEST_CALL
+from holdfast.protocol.wait.failures import Failures
 from holdfast.protocol.wait.presence import rest_of
 from holdfast.protocol.wait.waiter import NOT_WAITING
 from holdfast.protocol.wait.waiting import NO_CHANNEL, REFRESH, Pause, WaitLoop, pause_for
@@ -169,7 +170,7 @@ def acquire(hold: Hold, now: float, until: float, answer_by: float, router: Noti
     except StepFailed as failed:
         hold.server_silent = failed.silent
         now = yield from clock()
-        if failed.silent and patient and now >= until:
+        if failed.silent and hold.began < until <= now:  # not patient: a yield window has lasted until then
             return False
         raise outage(failed, f"lock {hold.name!r}", now - started) from failed.__cause__
     finally:
@@ -207,6 +208,9 @@ def _ask(  # noqa: PLR0917 (hot path: passing keywords would cost half as much a
     except StepFailed as failed:
         hold.answer(outcome_unknown or failed.sent)
         hold.failures = Failures.add(hold.failures, now, failed)
+        raise
+    except STOPPED:  # its caller left before the answer came
+        hold.failures = Failures.cut_short(hold.failures, (yield from clock()) - now)
         raise
     finally:
         hold.sent_at = None
@@ -262,7 +266,7 @@ def settle(hold: Hold) -> Effects[None]:
     try:
         # A server that was silent would be silent again. If very many waiters give up together, their callers return
         # first, and the keeper cleans up afterwards.
-        if not hold.server_silent and not hold.waiter.crowded:
+        if not hold.server_silent and not hold.waiter.crowded and hold.contact.answers():
             _, buried = yield from call(abandon_step(hold), CLEANUP_WAIT, shielded=True)
         if not buried:
             yield from defer_cleanup(hold)
@@ -273,7 +277,7 @@ def settle(hold: Hold) -> Effects[None]:
         raise
 
 
-def release(hold: Hold, now: float, contact: Contact) -> Effects[None]:
+def release(hold: Hold, now: float) -> Effects[None]:
     """Release the hold. It has ended afterwards in any case; LeaseLost if it had ended before."""
 
     def step() -> Step:
@@ -281,7 +285,6 @@ def release(hold: Hold, now: float, contact: Contact) -> Effects[None]:
 
     if lost := hold.why_lost(now):
         # Its holder is told at once. What may be left on the server is removed now if that is quick.
-        hold.server_silent = hold.server_silent or contact.lost_at is not None
         yield from settle(hold)
         hold.reason = lost
         raise LeaseLost(hold.name, hold.public_fence, lost)

@@ -46,9 +46,7 @@ def why_refused(driver: Driver, hold: Hold, until: float) -> HoldfastError | Tim
     it that failed.
     """
     now, subject, contact = driver.now(), f"lock {hold.name!r}", hold.contact
-    if until <= hold.began:  # it does not wait, and the server has answered
-        return TimedOut(hold)
-    if now < until:  # it ended early
+    if hold.began < until and now < until:  # it ended early
         return outage(contact.failure(), subject, now - hold.began)
     waited, active = now - hold.began, driver.cohorts.active(hold)
     if active is not None and active.phase is HELD:
@@ -58,16 +56,19 @@ def why_refused(driver: Driver, hold: Hold, until: float) -> HoldfastError | Tim
     failures, sent_at = asker.failures, asker.sent_at  # its own thread may get an answer meanwhile
     if failures is not None and (failed := failures.overdue(now, answer_time)) is not None:
         return outage(failed, subject, waited)
-    if sent_at is not None and now - sent_at >= answer_time:
-        silence = {driver.address: f"it did not answer within {rounded(now - sent_at)} s"}
-        return Unavailable(silence, "It may be hung or far away; see timeout= of connect", subject)
+    silence = max(failures.silence if failures is not None else 0.0, now - sent_at if sent_at is not None else 0.0)
+    if silence >= answer_time:
+        what = f"it did not answer within {rounded(silence)} s"
+        return Unavailable({driver.address: what}, "It may be hung or far away; see timeout= of connect", subject)
+    if until <= hold.began:  # it does not wait, and the server has answered, or a hold of this process asks it
+        return TimedOut(hold)
     nobody_asks = active is None or active.phase is LOST  # the hold before it has just ended, or has not noticed yet
-    if active is not None and not nobody_asks and (hold.found_busy or active.tries or active.is_known_busy()):
+    if active is not None and not nobody_asks and (hold.found_busy or active.is_known_busy()):
         return TimedOut(hold)
     # What other requests of this client have found is all that is known.
     if (failed := contact.overdue(now, answer_time)) is not None:
         return outage(failed, subject, waited)
-    if nobody_asks:
+    if nobody_asks or (active is not None and active.tries):
         return TimedOut(hold)
     what = f"this process was too busy to ask it within {rounded(hold.patience)} s"
     return Unavailable({driver.address: what}, "Wait longer, or for fewer locks at once", subject)

@@ -18,7 +18,8 @@ from holdfast.options import LockOptions
 from holdfast.protocol.effects import Command as PlainCommand
 from holdfast.protocol.effects import Effects, Step, StepFailed, call, clock, defer_cleanup, new_token, wait
 from holdfast.protocol.hold import Hold
-from holdfast.protocol.wait.contact import SHORTEST_CALL, Contact, Failures, Probe
+from holdfast.protocol.wait.contact import SHORTEST_CALL, Contact, Probe
+from holdfast.protocol.wait.failures import Failures
 
 if TYPE_CHECKING:
     from holdfast.protocol.leases import Driver
@@ -170,10 +171,13 @@ def until_answered(
             outcome_unknown = hold.send()
             hold.sent_at = now
         try:
-            reply = yield from call(step, timeout, shielded=shielded)
+            try:
+                reply = yield from call(step, timeout, shielded=shielded)
+            finally:
+                if hold is not None:
+                    hold.sent_at = None
         except StepFailed as failed:
             if hold is not None:
-                hold.sent_at = None
                 hold.answer(outcome_unknown or failed.sent)
                 hold.failures = Failures.add(hold.failures, now, failed)
             # Created on the first failure: most steps are answered.
@@ -187,21 +191,28 @@ def until_answered(
             timeout = tries.timeout(now)
         else:
             if hold is not None:
-                hold.sent_at = None
                 hold.failures = None
             return reply, now, tries is not None and tries.sent, outcome_unknown
 
 
 def until_answered_or_outage(
-    driver: Driver, hold: Hold, step: Step | PlainCommand, subject: str, *, shielded: bool = False
+    driver: Driver,
+    hold: Hold,
+    step: Step | PlainCommand,
+    subject: str,
+    *,
+    reads: bool = False,
+    shielded: bool = False,
 ) -> Effects[Any]:
     """The answer to a step that is sent for no holder. StepFailed after the client's timeout, or early in an outage.
 
-    ``hold``: a new hold of that lock or latch, which is never granted.
+    ``hold``: a new hold of that lock or latch, which is never granted. ``reads``: the step takes nothing.
     """
     options, contact = hold.options, hold.contact
     hold.began, hold.patience = driver.now(), options.timeout
-    probe = None if contact.lost_at is None else (yield from begin_in_outage(driver, contact, options, subject))
+    probe = None
+    if contact.lost_at is not None:
+        probe = yield from begin_in_outage(driver, contact, options, subject, reads=reads)
     hold.probe = probe
     try:
         now = yield from clock()
@@ -220,18 +231,20 @@ def ask_server(driver: Driver, hold: Hold, step: Step | PlainCommand, subject: s
     """The answer to a step that changes nothing, on the lock of this new hold. Unavailable if there is none."""
     began = driver.now()
     try:
-        return (yield from until_answered_or_outage(driver, hold, step, subject))
+        return (yield from until_answered_or_outage(driver, hold, step, subject, reads=True))
     except StepFailed as failed:
         raise outage(failed, subject, driver.now() - began) from failed.__cause__
 
 
-def begin_in_outage(driver: Driver, contact: Contact, options: LockOptions, subject: str) -> Effects[Probe | None]:
+def begin_in_outage(
+    driver: Driver, contact: Contact, options: LockOptions, subject: str, *, reads: bool = False
+) -> Effects[Probe | None]:
     """A call with a bounded wait begins while contact is lost: Unavailable if that is long ago.
 
-    Returns a probe if the call is one; then it must end it.
+    ``reads``: it takes nothing. Returns a probe if the call is one; then it must end it.
     """
     try:
-        return (yield from contact.admit(options, driver.router.new_wakeup))
+        return (yield from contact.admit(options, driver.router.new_wakeup, reads=reads))
     except StepFailed as failed:
         raise outage(failed, subject) from failed.__cause__
 
@@ -241,8 +254,8 @@ def let_keeper_ask(driver: Driver, hold: Hold) -> Effects[None]:
 
     It buries the token of this new hold, which was never used: that is a write, as an acquire is.
     """
-    registry = driver.registry
-    if hold.contact.lost_at is None or registry.cleanups or registry.cleaning:
+    registry, contact = driver.registry, hold.contact
+    if contact.lost_at is None or any(cleanup.hold.contact is contact for cleanup in registry.pending_cleanups()):
         return
     hold.token = yield from new_token(hold.options.label)
     hold.outcome_unknown = True

@@ -87,7 +87,7 @@ def ask(group: Group, entry: Entry, policy: Policy) -> Effects[Computation]:
     patience = Patience(now, _NEVER if policy.options.wait is None else now + policy.options.wait)
     contact = group.driver.registry.contacts.of(entry.shared[0])
     if contact.lost_at is not None:
-        probe = yield from begin_in_outage(group.driver, contact, policy.options, f"value {entry.name!r}")
+        probe = yield from begin_in_outage(group.driver, contact, policy.options, f"value {entry.name!r}", reads=True)
         patience = patience._replace(probe=probe)
     try:
         computation = yield from _ask(group, entry, policy, patience)
@@ -246,7 +246,11 @@ def _look(group: Group, entry: Entry, policy: Policy, leader: Participant, patie
         return computation
     except StepFailed as failed:
         waiter.hold.server_silent = failed.silent
-        error = outage(failed, f"value {entry.name!r}", (yield from clock()) - tries.failing_since)
+        now = yield from clock()
+        if waiter.was_cut_short(failed, now):
+            yield from _clean_up(driver, waiter.hold)
+            raise ComputeTimeout(entry.name, now - patience.started) from None
+        error = outage(failed, f"value {entry.name!r}", now - tries.failing_since)
         group.complete(leader.shared_call, Outage(error), search.served)
         yield from _clean_up(driver, waiter.hold)
         raise error from failed.__cause__

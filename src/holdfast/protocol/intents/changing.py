@@ -22,6 +22,7 @@ from typing import Final
 from holdfast.protocol.intents.layout import is_slot, token_of, write_value
 from holdfast.protocol.intents.requests import (
     Answer,
+    Created,
     Delete,
     Found,
     Get,
@@ -167,6 +168,18 @@ def with_tombstone(
         except NoSpace:
             is_buried = False
     return (yield from perform_any(operations)), is_buried
+
+
+def may_write(key: str) -> Generator[Request, Answer, bool]:
+    """Whether etcd takes writes. A full etcd refuses a transaction that could write, even if it would not.
+
+    A client whose calls fail asks so whether etcd is back: see ``let_keeper_ask``.
+    """
+    try:
+        yield from perform(Txn((Created(key, 1),), (Put(key, ""),)))  # no key is ever created at the first revision
+    except NoSpace:
+        return False
+    return True
 
 
 def remove_own(

@@ -25,6 +25,7 @@ from holdfast.protocol.intents.changing import (
     all_removed,
     bind,
     change,
+    may_write,
     perform_any,
     removals,
     remove_own,
@@ -160,12 +161,14 @@ def abandon_part(session: Session, step: Step, now: float) -> Parts:
     token, tombstone_ms = step.args[0], int(step.args[1])
     intent = session.intents.get(token)
     yield from end_watch(token)
+    tombstone = tombstone_key(name_of(step.keys[0]), token)
     if intent is None:  # no create was sent, or the intent is known to be gone
-        return Part((), lambda results: [GONE, 1])
+        takes_writes = 1 if not tombstone_ms else int((yield from may_write(tombstone)))
+        return Part((), lambda results: [GONE, takes_writes])
     intent.given_up = True
     buried: tuple[Operation, ...] = ()
     if tombstone_ms:
-        buried = session.bury(tombstone_key(name_of(step.keys[0]), token), intent)
+        buried = session.bury(tombstone, intent)
     if intent.unsure:
         freed, is_buried = yield from remove_own(session, token, intent, buried)
         return Part((), lambda results: [freed, int(is_buried)])

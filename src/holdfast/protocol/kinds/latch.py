@@ -39,6 +39,7 @@ from holdfast.protocol.retry import (
 )
 from holdfast.protocol.wait.cohort import ObjectSlot
 from holdfast.protocol.wait.contact import SHORTEST_CALL, Probe
+from holdfast.protocol.wait.failures import again
 from holdfast.protocol.wait.notifications import NotificationRouter
 from holdfast.protocol.wait.waiting import REFRESH, Pause, WaitLoop, pause_for
 
@@ -134,7 +135,7 @@ class BaseLatch:
     def _look(self) -> Effects[int]:
         step, began = self._look_step("", ""), self._driver.now()
         try:
-            reply = yield from until_answered_or_outage(self._driver, self._new_hold(), step, self._subject)
+            reply = yield from until_answered_or_outage(self._driver, self._new_hold(), step, self._subject, reads=True)
         except StepFailed as failed:
             raise self._outage(failed, self._driver.now() - began) from failed.__cause__
         return self._left(reply)
@@ -216,7 +217,8 @@ class BaseLatch:
             try:
                 left = self._left((yield from call(self._look_step(hold.token, channel), timeout)))
             except StepFailed as failed:
-                waiters.outage = StepFailed(failed.error, sent=failed.sent, retry=failed.retry, silent=failed.silent)
+                if not failed.silent or timeout >= waiter.tries.answer_time():
+                    waiters.outage = again(failed)
                 raise
             waiters.seen_at = now
             if channel:  # else the step writes nothing, and even a replica answers it
@@ -233,8 +235,10 @@ class BaseLatch:
         try:
             yield from waiter.run(look)
         except StepFailed as failed:
-            yield from let_keeper_ask(self._driver, self._new_hold())
-            raise self._outage(failed, (yield from clock()) - waiter.tries.failing_since) from failed.__cause__
+            now = yield from clock()
+            if not waiter.was_cut_short(failed, now):
+                yield from let_keeper_ask(self._driver, self._new_hold())
+                raise self._outage(failed, now - waiter.tries.failing_since) from failed.__cause__
         finally:
             router.dismiss(hold)
 

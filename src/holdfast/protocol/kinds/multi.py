@@ -58,6 +58,7 @@ from holdfast.protocol.refusals import held_by
 from holdfast.protocol.replies import Refused
 from holdfast.protocol.steps import way_to_wait
 from holdfast.protocol.wait.cohort import ObjectSlot
+from holdfast.protocol.wait.contact import Contact
 from holdfast.protocol.wait.waiter import Notification
 from holdfast.untrusted import MOST_NAMES
 
@@ -135,6 +136,10 @@ class MultiHold(Hold):
     @property
     def main_keys(self) -> tuple[str, ...]:
         return tuple(keys.main for keys in self.each)
+
+    @property
+    def contact(self) -> Contact:
+        return self.object_slot.cohorts.contacts.of(*self.main_keys)
 
     def all_keys(self) -> tuple[Keys, ...]:
         return self.each

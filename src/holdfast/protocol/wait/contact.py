@@ -28,12 +28,12 @@ Clocks: times are those of the driver.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from copy import copy
 from typing import Any, Final
 
 from holdfast.errors import Unavailable, rounded
 from holdfast.options import LockOptions
 from holdfast.protocol.effects import Command, Effects, Step, StepFailed, Wakeup, clock, wait
+from holdfast.protocol.wait.failures import again
 
 SHORTEST_CALL: Final = 0.1  # even the last try before a deadline gets time for a round trip
 PROBE: Final = 0.3  # seconds for which a probe tries
@@ -59,11 +59,11 @@ def one_node(key: str) -> str:
 class Probe:
     """The one call that finds out whether the server is back."""
 
-    __slots__ = ("_contact", "ends")
+    __slots__ = ("_contact", "began", "ends")
 
     def __init__(self, contact: Contact, now: float) -> None:
         self._contact = contact
-        self.ends = now + PROBE
+        self.began, self.ends = now, now + PROBE
 
     def end(self) -> None:
         """The verdict is there: ``lost_at`` of its contact."""
@@ -158,6 +158,10 @@ class Contact:
         """Whether the begin of a present outage was logged."""
         return self.lost_at is not None and self._log_after > _FIRST_PAUSE
 
+    def answers(self) -> bool:
+        """Whether the server answers, though it may not serve."""
+        return self.lost_at is None or (self.failed is not None and self.failed.answered)
+
     def refuses(self) -> bool:
         """Whether the server answers, but does not serve."""
         return bool(self._refused)
@@ -182,15 +186,20 @@ class Contact:
             return probe.ends
         return max(lost_at + options.outage_wait, began + 2 * self.answer_time(options, patience))
 
-    def admit(self, options: LockOptions, new_wakeup: Callable[[], Wakeup]) -> Effects[Probe | None]:
+    def admit(
+        self, options: LockOptions, new_wakeup: Callable[[], Wakeup], *, reads: bool = False
+    ) -> Effects[Probe | None]:
         """A call with a bounded wait begins while contact is lost; returns a probe if it is one; then it must end it.
 
-        Raises StepFailed if contact has been lost for longer than its ``outage_wait``, and it is no probe.
+        ``reads``: it takes nothing. Raises StepFailed if contact has been lost for longer than its ``outage_wait``, and
+        it is no probe.
         """
         now = yield from clock()
         while (lost_at := self.lost_at) is not None and self.had and options.outage_wait is not None:
             if now < lost_at + options.outage_wait:
                 return None
+            if reads and self.answers():
+                return Probe(self, now)  # a server that is full, or a replica, may answer this
             probe = self._probe.get(None)
             if probe is None:
                 if now < self._probe_after:
@@ -218,6 +227,10 @@ class Contact:
     def end_probe(self, probe: Probe) -> None:
         """See ``Probe.end``."""
         if self._probe.get(None) is probe:
+            if self._failed_at < probe.began:
+                self._probe_after = (
+                    0.0  # it has found nothing out: its caller left, or a hold of its process has the lock
+                )
             self._probe.pop(None, None)
             self._wake()
 
@@ -225,49 +238,23 @@ class Contact:
         for wakeup in list(self._waiting):
             wakeup.wake()
 
+    def retire(self) -> None:
+        """The node has no locks any more: calls that wait for a verdict about it begin anew."""
+        self.lost_at = None
+        self._wake()
+
     def failure(self) -> StepFailed:
         """The present outage, as the failure of another call."""
         failed = self.failed
         if failed is None:  # the lock has just moved to a node that has not failed
             what = {"the server": "contact was lost while the lock moved to another node"}
             return StepFailed(Unavailable(what, "Try again"), sent=False, retry=True)
-        return _again(failed)
+        return again(failed)
 
     def overdue(self, now: float, answer_time: float) -> StepFailed | None:
         """The present outage, if it is one for a call that gives the server that time."""
         lost_at, failed = self.lost_at, self.failure()
         return None if lost_at is None or (failed.silent and now - lost_at < answer_time) else failed
-
-
-class Failures:
-    """The requests on one lock that have failed since one was answered."""
-
-    __slots__ = ("_broke", "_failed", "_since")
-
-    def __init__(self) -> None:
-        self._broke = False  # a connection was found closed, which is no failure yet
-        self._since = 0.0  # when the first of them was sent
-        self._failed: StepFailed | None = None  # the last one
-
-    @staticmethod
-    def add(before: Failures | None, sent_at: float, failed: StepFailed) -> Failures:
-        """Those before, if there are any, and this one, of a request that was sent at that time."""
-        failures = before or Failures()
-        failures._add(sent_at, failed)
-        return failures
-
-    def _add(self, sent_at: float, failed: StepFailed) -> None:
-        if failed.connection_broke and not self._broke:
-            self._broke = True
-            return
-        if self._failed is None:
-            self._since = sent_at
-        self._failed = _again(failed)
-
-    def overdue(self, now: float, answer_time: float) -> StepFailed | None:
-        """The last failure, if the server has had that time to answer, or has failed aloud."""
-        failed = self._failed
-        return None if failed is None or (failed.silent and now - self._since < answer_time) else _again(failed)
 
 
 class Contacts:
@@ -287,17 +274,24 @@ class Contacts:
         """Log outages there, with what is held. ``wake``: each wakes callers that send nothing, when one begins."""
         self._log, self._held, self._wake = log, held, wake
 
-    def of(self, key: str) -> Contact:
-        """Contact with the node of that key."""
+    def of(self, key: str, *others: str) -> Contact:
+        """Contact with the node of that key. Of several keys: of the first whose node is lost, if one is."""
         if self.node_of is one_node:
             return self.only
+        if others:
+            contacts = [self.of(one) for one in (key, *others)]
+            return next((contact for contact in contacts if contact.lost_at is not None), contacts[0])
         node = self.node_of(key)
         # Another node has named it, unless no map of the cluster was read yet.
         return self._nodes.get(node) or self._nodes.setdefault(node, Contact(had=node != ""))
 
+    def any_lost(self) -> bool:
+        """Whether contact with a node is lost."""
+        return any(contact.lost_at is not None for contact in (self.only, *list(self._nodes.values())))
+
     def note_failure(self, op: Step | Command, sent_at: float, failed: StepFailed, now: float) -> None:
         """A request that was sent at that time failed."""
-        contact = self.of(_key_of(op))
+        contact = self.of(_key_of(failed.part or op))
         if not failed.retry:
             if failed.answered and contact.had and not contact.refuses():
                 self.note_reply(op, None, sent_at, now)  # it answers; what it says is for the caller
@@ -311,6 +305,8 @@ class Contacts:
 
     def note_reply(self, op: Step | Command, reply: object, sent_at: float, now: float) -> None:
         """A request that was sent at that time was served."""
+        if self._is_in_parts(op):
+            return  # the engine has noted each part, which may be not all of them
         contact = self.of(_key_of(op))
         if line := contact.serve(op, reply, sent_at, now):
             self._log(line)
@@ -329,11 +325,19 @@ class Contacts:
             else:
                 self.note_reply(op, reply, sent_at, now)
 
+    def _is_in_parts(self, op: Step | Command) -> bool:
+        """Whether this is a step on several names of different nodes."""
+        if self.node_of is one_node or not _name_of(op).startswith("multi_") or not isinstance(op, Step):
+            return False
+        return len({self.node_of(key) for key in op.keys}) > 1
+
     def keep_only(self, nodes: Collection[str]) -> None:
         """Nothing is asked of other nodes any more, so it will not be known when contact with them is back."""
         for node, contact in list(self._nodes.items()):
-            if node not in nodes and self._nodes.pop(node, None) is not None and contact.is_logged():
-                self._log(f"no contact with {node} any more: its locks have moved to other nodes")
+            if node not in nodes and self._nodes.pop(node, None) is not None:
+                if node and contact.is_logged():
+                    self._log(f"no contact with {node} any more: its locks have moved to other nodes")
+                contact.retire()
 
     def forget(self) -> None:
         """After a fork, or in a new event loop: what was lost may be there for this process."""
@@ -361,9 +365,3 @@ def _has_written(op: Step | Command, reply: object) -> bool:
 
 def _key_of(op: Step | Command) -> str:
     return op.keys[0] if isinstance(op, Step) else str(op.args[1]) if len(op.args) > 1 else ""
-
-
-def _again(failed: StepFailed) -> StepFailed:
-    """The same, as the failure of another call: no request of that was sent. Its error is a copy, without traceback."""
-    error = copy(failed.error)
-    return StepFailed(error, sent=False, retry=failed.retry, ever_answered=failed.ever_answered, silent=failed.silent)

@@ -25,9 +25,11 @@ from typing import Final
 
 from holdfast.protocol.effects import Effects, Step, StepFailed, call_each, clock
 from holdfast.protocol.hold import Hold
-from holdfast.protocol.wait.contact import Failures
+from holdfast.protocol.wait.contact import SHORTEST_CALL, Contacts
+from holdfast.protocol.wait.failures import Failures
 
 CROWD: Final = 32  # up to this number, each waiter shows its own presence
+LONGEST_CALL: Final = 1.0  # a stuck connection must not keep the keeper from other leases for long
 REST: Final = 120.0  # longest first sleep of a waiter, in seconds; doubled after each sleep that nothing ended
 LARGE: Final = 500  # more threads than this that time out at once would delay the keeper's renewals
 EVERY: Final = 0.5  # seconds; a waiter that was not shown for a second loses its place
@@ -109,9 +111,31 @@ class Crowd:
                 holds.append(hold)
         return steps
 
+    def end_waits(self, now: float) -> float:
+        """Wake the waiters whose wait ends because contact is lost; returns when the next wait ends so.
+
+        The next round begins then at the latest.
+        """
+        next_end = _NEVER
+        for hold in list(self.members.values()):
+            ends = hold.wait_ends(_NEVER)
+            if now >= ends:
+                hold.waiter.wake()
+            else:
+                next_end = min(next_end, ends)
+        self.due_at = min(self.due_at, next_end)
+        return next_end
+
     def end_round(self) -> None:
         """No step of a call was answered, so the rest of the round would not be answered either."""
         self._left.clear()
+
+
+def longest_call(crowd: Crowd, contacts: Contacts, now: float) -> float:
+    """How long a call may take on which no lease depends: a crowd is told in time that waits end without contact."""
+    if not crowd.members or not contacts.any_lost():
+        return LONGEST_CALL
+    return min(LONGEST_CALL, max(SHORTEST_CALL, crowd.end_waits(now) - now))
 
 
 def rest_of(hold: Hold) -> float:
@@ -157,21 +181,13 @@ def show_presence(crowd: Crowd, until: float, timeout: float) -> Effects[None]:
                     hold.waiter.show(seen)
             _wake(crowd, [hold for hold, asks in zip(holds, codes, strict=True) if asks])
         now = yield from clock()
-        if all(isinstance(reply, StepFailed) for reply in replies):
+        failed = [isinstance(reply, StepFailed) for reply in replies]
+        if all(failed):
             crowd.end_round()
-            _end_waits(crowd, now)
+        if any(failed):
+            crowd.end_waits(now)  # of one node of a cluster, maybe
         if now >= until:
             return
-
-
-def _end_waits(crowd: Crowd, now: float) -> None:
-    """Wake the waiters whose wait ends because contact is lost, and let the next round begin when others are due."""
-    for hold in list(crowd.members.values()):
-        ends = hold.wait_ends(_NEVER)
-        if now >= ends:
-            hold.waiter.wake()
-        elif ends < crowd.due_at:
-            crowd.due_at = ends
 
 
 def _wake(crowd: Crowd, holds: list[Hold]) -> None:

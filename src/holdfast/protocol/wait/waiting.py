@@ -188,6 +188,11 @@ class WaitLoop:
             if hold.phase is HELD or now >= self.until:
                 return now
 
+    def was_cut_short(self, failed: StepFailed, now: float) -> bool:
+        """Whether the wait is over before its last request was overdue; an earlier one was answered."""
+        overdue_at = self.tries.failing_since + self.tries.answer_time()
+        return failed.silent and self.answered and self.until <= now < overdue_at
+
     def _ends(self) -> float:
         """When its wait is over: at ``until``, or early in an outage."""
         return self.hold.wait_ends(self.until)

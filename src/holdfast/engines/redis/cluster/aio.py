@@ -145,7 +145,7 @@ class ClusterEngine:
         self._refreshing: asyncio.Task[StepFailed | None] | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         self._redirected: dict[Reply, int] = {}  # how often each request was redirected
-        self.topology: Topology[Node] = Topology(target, router, partial(Node, self))
+        self.topology: Topology[Node] = Topology(target, router, now, partial(Node, self))
 
     def submit(
         self, op: Op, timeout: float, reply: Reply | None = None, *, first: bool = False, standby: bool = False
@@ -202,12 +202,16 @@ class ClusterEngine:
         if parts is None:
             return await self._run_one(op, until, standby)
         begun = False
-        while parts.step is not None:
+        while (part := parts.step) is not None:
+            sent_at = self.now()
             try:
-                parts.answer(await self._run_one(parts.step, until, standby))
+                reply = await self._run_one(part, until, standby)
             except StepFailed as failed:
                 failed.sent = failed.sent or begun  # if an earlier part has run, the outcome is unknown
+                failed.part = part
                 raise
+            self.topology.note_part(part, reply, sent_at)
+            parts.answer(reply)
             begun = True
         return parts.reply
 

@@ -165,12 +165,15 @@ class ClusterEngine:
     def _call_parts(self, parts: Any, until: float) -> Any:
         """The reply to a step in parts. If one part fails after others have run, the outcome of the step is unknown."""
         begun = False
-        while parts.step is not None:
+        while (part := parts.step) is not None:
+            sent_at = self.topology.now()
             try:
-                parts.answer(self._call_one(parts.step, until))
+                reply = self._call_one(part, until)
             except StepFailed as failed:
-                failed.sent = failed.sent or begun
+                failed.sent, failed.part = failed.sent or begun, part
                 raise
+            self.topology.note_part(part, reply, sent_at)
+            parts.answer(reply)
             begun = True
         return parts.reply
 
@@ -384,5 +387,5 @@ class ClusterConnections(ClusterEngine):
 def cluster_engines(
     target: Target, router: NotificationRouter, now: Callable[[], float]
 ) -> tuple[ClusterEngine, ClusterConnections]:
-    topology = Topology[Node](target, router, lambda topology, address: Node(topology, address, now))
+    topology = Topology[Node](target, router, now, lambda topology, address: Node(topology, address, now))
     return ClusterEngine(topology), ClusterConnections(topology)

@@ -37,6 +37,7 @@ from holdfast.engines.redis.channels import ShardChannels
 from holdfast.engines.redis.cluster.redirection import Address, Redirection
 from holdfast.engines.redis.target import Target
 from holdfast.names import SLOTS, slot_of, tag_of
+from holdfast.protocol.effects import Command, Step
 from holdfast.protocol.wait.notifications import NotificationRouter
 from holdfast.protocol.wait.waiting import NO_CHANNEL
 
@@ -70,10 +71,15 @@ class Topology(Generic[N]):
     """The nodes of one cluster, by slot. Any thread may read it; each change is one atomic operation."""
 
     def __init__(
-        self, target: Target, router: NotificationRouter, new_node: Callable[[Topology[N], Address], N]
+        self,
+        target: Target,
+        router: NotificationRouter,
+        now: Callable[[], float],
+        new_node: Callable[[Topology[N], Address], N],
     ) -> None:
         self.target = target
         self.router = router
+        self.now = now
         self._new_node = new_node
         self.nodes: dict[Address, N] = {}
         self.owners: list[N | None] = [None] * SLOTS
@@ -101,6 +107,10 @@ class Topology(Generic[N]):
         """The address of the node that has this key; empty if none is known."""
         node = self.owners[slot_of(key)]
         return "" if node is None else "{}:{}".format(*node.address)
+
+    def note_part(self, part: Step | Command, reply: object, sent_at: float) -> None:
+        """A part of a step on several nodes was served."""
+        self.router.registry.contacts.note_reply(part, reply, sent_at, self.now())
 
     def _remapped(self, address: Address) -> Address:
         return address if self.target.remap is None else self.target.remap(address)
