@@ -31,7 +31,7 @@ from weakref import ref
 from holdfast.options import drift
 from holdfast.protocol import mutex
 from holdfast.protocol.effects import Effects, Step, StepFailed, Wakeup, call_each, clock, report, report_loss, wait
-from holdfast.protocol.hold import Hold
+from holdfast.protocol.hold import HELD, Hold
 from holdfast.protocol.kinds.membership import (
     MembershipCheck,
     MembershipMonitor,
@@ -43,10 +43,10 @@ from holdfast.protocol.kinds.membership import (
 from holdfast.protocol.replication import needs_replicas, renew_with_replicas, retry_pause
 from holdfast.protocol.replies import DONE, GONE
 from holdfast.protocol.reporting import lateness, lost_event, report_failed_renewal, report_local_waits, report_renewal
-from holdfast.protocol.rounds import Round, asked_for, due_at, plan
 from holdfast.protocol.wait.contact import SHORTEST_CALL, Contacts
 from holdfast.protocol.wait.presence import LONGEST_CALL, Crowd, longest_call, show_presence
 
+LONGEST_SLEEP: Final = 60.0
 CLEANUP_PAUSE: Final = 0.2
 # While waits of a crowd time out, the callers come first: their clean-ups begin once no wait has ended for QUIET
 # seconds, and LONGEST_DELAY after the first at the latest (benchmarks.crowd).
@@ -79,8 +79,7 @@ class LeaseRegistry:
         self.renewals = self.failed_renewals = 0  # so far
         self.contacts = Contacts()
         self.wakes_at = float("inf")  # when the keeper will look next; infinite while it is not asleep
-        # For when a new hold last woke the keeper. It wakes up then even if that hold is over, so not each wakes it.
-        self.wanted_at = 0.0
+        self.wanted_at = 0.0  # for when a new hold last woke the keeper; it wakes up then even if that hold is over
         self.closed = False
         self.keys_expire = True  # if False, the key of a hold that is over must be deleted
         self.dropped: deque[Hold] = deque()  # holds whose leases were dropped without release, to be reported
@@ -96,8 +95,7 @@ class LeaseRegistry:
         return True
 
     def pending_cleanups(self) -> list[PendingCleanup]:
-        """What the keeper still has to remove, the latest first."""
-        return [*self.cleaning, *self.cleanups][::-1]
+        return [*self.cleanups, *self.cleaning]
 
     def wake_the_keeper(self) -> None:
         self.wakeup.wake()  # looked up here, because it is replaced after a fork and in a new event loop
@@ -188,6 +186,58 @@ class LeaseRegistry:
         self.cleaning = []
 
 
+class Round(NamedTuple):
+    """What to do now, and when to look again."""
+
+    over: list[Hold]
+    due: list[Hold]
+    wakes_at: float
+    first_deadline: float
+
+
+def due_at(hold: Hold) -> float:
+    """When the keeper must act: after a third of the ttl, which leaves time for two more tries; at the deadline if the
+    hold is not renewed, or a renewal waits for replicas; sooner if ``check_at`` says so."""
+    deadline, options = hold.deadline, hold.options
+    stays = not options.renew or hold.confirming or deadline >= hold.max_hold_ends
+    when = deadline if stays else deadline - options.renewed_with
+    when = min(when, hold.check_at)
+    return when if when > hold.retry_at else hold.retry_at
+
+
+def asked_for(hold: Hold, now: float) -> float:
+    """How long a renewal should make it last: for what is left of max_hold, plus the drift that will be subtracted.
+
+    If it is not renewed: so little that nothing changes. The step then only shows whether the key exists.
+    """
+    if not hold.options.renew:
+        return 0.001
+    return min(hold.options.ttl, (hold.max_hold_ends - now) * 1.02 + 0.003)
+
+
+def plan(holds: list[Hold], now: float) -> Round:
+    """Plan a round. It includes every hold that is due within a twelfth of its ttl."""
+    over: list[Hold] = []
+    due: list[Hold] = []
+    wakes_at = now + LONGEST_SLEEP
+    first_deadline = float("inf")
+    for hold in holds:
+        if hold.phase is not HELD:
+            continue
+        if now >= hold.deadline:
+            over.append(hold)
+            continue
+        when = due_at(hold)
+        if when < hold.deadline:
+            first_deadline = min(first_deadline, hold.deadline)
+        slack = 0.0 if when == hold.check_at else hold.options.ttl / 12
+        if when < hold.deadline and when <= now + slack and hold.retry_at <= now:
+            due.append(hold)
+        else:
+            wakes_at = min(wakes_at, when, hold.deadline)
+    return Round(over, due, wakes_at, first_deadline)
+
+
 def keep(registry: LeaseRegistry) -> Effects[None]:
     """Run the keeper until the registry is closed, and try the pending clean-ups once more."""
     while True:
@@ -212,12 +262,10 @@ def keep(registry: LeaseRegistry) -> Effects[None]:
         busy = cleans and (yield from _run_cleanups(registry, slice_ends))
         if closing:
             return
-        crowd = registry.crowd
-        if crowd.is_due(now):
-            # As in _look: it must leave time for renewals.
+        if (crowd := registry.crowd).is_due(now):
             now = yield from clock()
             longest = longest_call(crowd, registry.contacts, now)
-            timeout = min(longest, max(SHORTEST_CALL, (todo.first_deadline - now) / 3))
+            timeout = min(longest, max(SHORTEST_CALL, (todo.first_deadline - now) / 3))  # as in _look
             yield from show_presence(crowd, slice_ends, timeout)
             busy = busy or crowd.is_due(now)
         if not todo.due and not looks and not busy:
@@ -293,8 +341,7 @@ def _tell(registry: LeaseRegistry, lost: list[tuple[Hold, int]], now: float) -> 
 
 
 def _keep_fences(renewed: list[Hold], now: float, timeout: float) -> Effects[None]:
-    """Prolong the records of fences, which must outlast the holds: after a third of the retention, or at once if the
-    ttl is longer."""
+    """Prolong the records of fences after a third of the retention, or at once if the ttl is longer than that."""
     steps: list[Step] = []
     for hold in renewed:
         options, since = hold.options, hold.fence_kept_at

@@ -1,4 +1,8 @@
-"""What the requests of one hold have found out about the server, since one was answered."""
+"""What the requests of one hold have found out about the server.
+
+Invariant. A request that is answered ends them; so does a grant. What failed before says nothing of later requests.
+A request whose caller was interrupted counts for the time that it was under way, no longer.
+"""
 
 from __future__ import annotations
 
