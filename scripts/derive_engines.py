@@ -29,7 +29,7 @@ PLAIN = {
     "recipe for memcached": "the recipe of memcached",
     "local waiters in inspect": "local waiters in `inspect`",
     "fences that tell the time": "fences that are times",
-    "expiry within 2 s": "a crashed holder's lock free within 2 s",
+    "expiry within 2 s": "a lock with a ttl below 2 s free in time after a crash",
     "the keys of Redis": "exclusion of other Redis libraries",
 }
 

@@ -227,10 +227,8 @@ class Contact:
     def end_probe(self, probe: Probe) -> None:
         """See ``Probe.end``."""
         if self._probe.get(None) is probe:
-            if self._failed_at < probe.began:
-                self._probe_after = (
-                    0.0  # it has found nothing out: its caller left, or a hold of its process has the lock
-                )
+            if self._failed_at < probe.began:  # it found nothing out: its caller left, or its process has the lock
+                self._probe_after = 0.0
             self._probe.pop(None, None)
             self._wake()
 
