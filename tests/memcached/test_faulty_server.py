@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 import holdfast
+import holdfast.blocking
 from holdfast.engines.redis.protocol import LONGEST_REPLY
 from tests.etcd.faulty_server import Fault, FaultyServer, always, dribble, endless
 from tests.server_memcached import MemcachedServer
-from tests.support import took
+from tests.support import eventually, took
 
 
 def url_of(faulty: FaultyServer) -> str:
@@ -132,3 +133,42 @@ def test_what_an_error_reply_says_is_shown(faulty: FaultyServer, connect: Any) -
     faulty.fault = always(b"SERVER_ERROR temporary failure\r\n")
     with pytest.raises(holdfast.Unavailable, match=r"it answered: temporary failure\. See its log"):
         connect(url_of(faulty), timeout=0.5).lock("x").acquire(timeout=0.5)
+
+
+def fill(server: MemcachedServer) -> None:
+    """Fill a memcached that evicts nothing, for items of each size that a lock may have."""
+    with socket.create_connection(("127.0.0.1", server.port)) as connection, connection.makefile("rb") as replies:
+        number = 0
+        for size in (20, 40, 60, 100, 130, 220):
+            reply = b"STORED"
+            while b"out of memory" not in reply:
+                connection.sendall(b"set fill%d 0 0 %d\r\n%s\r\n" % (number, size, b"x" * size))
+                reply = replies.readline()
+                number += 1
+
+
+def test_a_full_memcached_is_one_outage(caplog: pytest.LogCaptureFixture) -> None:
+    with (
+        MemcachedServer("-M", "-m", "2", "-I", "1m", "-o", "slab_automove=0,no_lru_maintainer") as full,
+        holdfast.connect(full.url) as client,
+    ):
+        with client.lock("warm"):
+            pass
+        fill(full)
+        until = time.monotonic() + 6.0  # the clean-ups of the first calls are over by then
+        while time.monotonic() < until:
+            with pytest.raises(holdfast.Unavailable, match="out of memory"):
+                client.lock("a", ttl=0.5, wait=5).acquire(timeout=5)
+            time.sleep(0.2)
+        assert not [record for record in caplog.records if "is back" in record.getMessage()]
+        full.client().flushall()
+        eventually(lambda: acquired(client), 10.0, "locks are taken again")
+        assert [record for record in caplog.records if "is back" in record.getMessage()]
+
+
+def acquired(client: holdfast.blocking.Client) -> bool:
+    try:
+        with client.lock("a", wait=5):
+            return True
+    except holdfast.Unavailable:
+        return False

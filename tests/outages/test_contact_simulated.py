@@ -28,6 +28,7 @@ from tests.outages.test_outage_wait_simulated import (
     heal,
     kill,
     stop,
+    swallow,
     warm_client,
 )
 from tests.protocol.harness import Play
@@ -450,4 +451,39 @@ def test_a_denied_command_does_not_end_the_outage_of_a_full_server() -> None:
     contacts.note_reply(Command(("EXISTS", "k")), 1, 3.0, 3.0)
     assert contacts.only.lost_at == 1.0
     contacts.note_reply(ACQUIRE, 7, 4.0, 4.0)
+    assert contacts.only.lost_at is None
+
+
+@pytest.mark.parametrize("outage_wait", [OUTAGE_WAIT, None])
+@pytest.mark.parametrize("what", ["lock", "latch", "value", "locked", "count_down", "count"])
+def test_a_first_request_that_is_lost_in_an_outage_leaves_time_for_another(
+    what: str, outage_wait: float | None
+) -> None:
+    play = Play(seed=1)
+    client = warm_client(play, outage_wait=outage_wait)
+    swallow(play)
+    Timed(play, client, acquire("z", wait=0.3))
+    play.run(0.5)
+    assert contact_of(client).lost_at is not None
+    call = Timed(play, client, CALLS[what])
+    play.run(0.3)
+    heal(play)
+    if what == "latch":
+        Timed(play, client, lambda client: client.latch("l", 2).count_down(2))
+    play.run(4)
+    assert not isinstance(call.result, holdfast.HoldfastError), call.result
+    assert call.took <= 5 / 3 + SLACK
+
+
+def test_a_clean_up_that_wrote_nothing_does_not_end_an_outage_in_which_clean_ups_were_refused() -> None:
+    contacts = Contacts()
+    acquire, abandon = Step("acquire", ("a",), ("t",)), Step("abandon", ("a",), ("t", "60000"))
+    contacts.note_reply(acquire, 7, 0.0, 0.0)
+    for number, step in enumerate((acquire, abandon), 1):
+        full = StepFailed(holdfast.Unavailable({"s": "it is out of memory"}, "y"), sent=False, retry=True)
+        full.answered = True
+        contacts.note_failure(step, number, full, number)
+    contacts.note_reply(abandon, [0, 0], 3.0, 3.0)
+    assert contacts.only.lost_at == 1.0
+    contacts.note_reply(abandon, [0, 1], 4.0, 4.0)
     assert contacts.only.lost_at is None

@@ -257,3 +257,79 @@ def test_a_new_event_loop_or_process_begins_without_the_clean_ups_of_the_one_bef
     assert registry.cleaning, "sent, and not answered"
     registry.disown("it ended")
     assert not registry.pending_cleanups()
+
+
+def lose_requests_of(play: Play, token: str) -> None:
+    """The acquire steps of that token are lost on their way."""
+
+    def fate(message: Message) -> Fate | None:
+        mine = (isinstance(op, Step) and op.script == "acquire" and op.args[0] == token for op in message.ops)
+        return Fate(lost=True) if any(mine) else None
+
+    play.doom(fate)
+
+
+@pytest.mark.parametrize("beside", ["a try", "a probe"])
+def test_a_waiter_for_the_lock_object_of_a_call_that_asked_beside_others_is_not_forgotten(beside: str) -> None:
+    """``beside``: which call asked the server although another hold of its client did so, too."""
+    play = Play(seed=1)
+    client, other = warm_client(play), play.client("two")
+    if beside == "a try":
+        Timed(play, other, acquire_and_hold(play, "a", ttl=1))
+        play.run(0.2)
+    else:
+        kill(play)
+    first = Timed(play, client, lambda client: client.lock("a").acquire())
+    play.run(0.2 if beside == "a try" else 4)
+    lose_requests_of(play, client._driver.cohorts.active_holds["a"].token)
+    play.machines[1].crash()
+    play.world.down = False
+    play.run(1.5 if beside == "a try" else 0)
+    lock = client.lock("a")
+    asked = Timed(play, client, lambda _: lock.acquire(timeout=0 if beside == "a try" else 5))
+    play.run(0.2)
+    lease = asked.result
+    assert isinstance(lease, holdfast.aio.Lease)
+    waiter = Timed(play, client, lambda _: lock.acquire(timeout=60))
+    play.run(1)
+    first.process.cancel()
+    play.run(1)
+    released = Timed(play, client, lambda _: lease.release())
+    play.run(3)
+    assert released.ended
+    assert isinstance(waiter.result, holdfast.aio.Lease), "the lock is free"
+    play.start(client, waiter.result.release())
+    play.run(1)
+
+
+def test_what_a_lost_lease_could_not_ask_is_no_outage_for_the_callers_after_it() -> None:
+    play = Play(seed=1)
+    client = warm_client(play)
+    lock = client.lock("a", ttl=3)
+    held = Timed(play, client, lambda _: lock.acquire())
+    play.run(0.5)
+    kill(play)
+    Timed(play, client, lambda _: held.result.extend(4))
+    play.run(6)
+    heal(play)
+    Timed(play, client, acquire("b", wait=1))
+    play.run(2)
+    assert contact_of(client).lost_at is None
+    assert not held.result.held
+    calls = [Timed(play, client, lambda _: lock.acquire(timeout=1)), Timed(play, client, lambda _: lock.acquire(False))]
+    play.run(3)
+    assert [call.result for call in calls] == [None, None], "it is busy until its lost lease is released"
+
+
+@pytest.mark.parametrize("before_the_end", [1.4, 1.2, 1.0])
+def test_a_crowd_whose_keeper_has_no_answer_is_in_an_outage(before_the_end: float) -> None:
+    play = Play(seed=1)
+    client, other = warm_client(play), play.client("two")
+    Timed(play, other, acquire_and_hold(play, "hot", ttl=30))
+    play.run(1)
+    waiting = [Timed(play, client, acquire("hot", wait=3.0, cohort=0)) for _ in range(50)]
+    play.run(3.0 - before_the_end)
+    assert client._driver.registry.crowd.members
+    stop(play)
+    play.run(5)
+    assert {type(call.result) for call in waiting} == {holdfast.Unavailable}

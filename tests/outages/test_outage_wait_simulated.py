@@ -342,3 +342,18 @@ def test_a_server_that_is_too_slow_for_a_probe_is_found(what: str) -> None:
             play.start(client, last.result.release())
             play.run(3)
     assert not isinstance(last.result, holdfast.HoldfastError), last.result
+
+
+@pytest.mark.parametrize("after", [0.3, 0.7, 1.0, 1.3, 1.6, 1.8, 1.9])
+def test_a_caller_that_joins_the_look_up_of_another_tries_for_its_own_time(
+    fault: Callable[[Play], None], after: float
+) -> None:
+    play = Play(seed=1)
+    client = warm_client(play)
+    fault(play)
+    Timed(play, client, CALLS["value"])
+    play.run(after)
+    call = Timed(play, client, CALLS["value"])
+    play.run(6)
+    assert isinstance(call.result, holdfast.Unavailable)
+    assert 2 * ANSWER_TIME <= call.took <= max(OUTAGE_WAIT, 2 * ANSWER_TIME) + SLACK

@@ -154,3 +154,11 @@ def test_a_crowd_on_one_node_ends_although_another_node_serves() -> None:
     assert all(isinstance(call.result, holdfast.AcquireTimeout) for call in on_b)
     assert max(call.ended for call in on_a) < silent_at + 5
     assert min(call.ended for call in on_b) > silent_at + 15
+
+
+def test_a_lock_on_several_names_judges_by_the_node_that_has_been_lost_for_longest() -> None:
+    contacts = Contacts()
+    contacts.node_of = node_of
+    contacts.note_failure(Step("acquire", ("b",), ()), 1.0, refused(), 1.0)
+    contacts.note_failure(Step("acquire", ("a",), ()), 9.5, refused(), 9.5)
+    assert contacts.of("a", "b") is contacts.of("b", "a") is contacts.of("b")

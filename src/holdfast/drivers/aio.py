@@ -138,7 +138,7 @@ class Driver:
                                 raise
                             contacts = self.registry.contacts
                             if contacts.calm:
-                                contacts.only.served_at = sent_at
+                                contacts.only.served_at = max(contacts.only.served_at, sent_at)
                             else:
                                 contacts.note_reply(effect.step, value, sent_at, now())
                         elif kind is fx.Wait:

@@ -137,7 +137,7 @@ class Driver:
                                 contacts.note_failure(step, sent_at, failed, now())
                                 raise
                             if contacts.calm:
-                                contacts.only.served_at = sent_at
+                                contacts.only.served_at = max(contacts.only.served_at, sent_at)
                             else:
                                 contacts.note_reply(step, value, sent_at, now())
                         elif kind is fx.Caller:

@@ -44,7 +44,7 @@ from holdfast.protocol.replication import needs_replicas, renew_with_replicas, r
 from holdfast.protocol.replies import DONE, GONE
 from holdfast.protocol.reporting import lateness, lost_event, report_failed_renewal, report_local_waits, report_renewal
 from holdfast.protocol.wait.contact import SHORTEST_CALL, Contacts
-from holdfast.protocol.wait.presence import LONGEST_CALL, Crowd, longest_call, show_presence
+from holdfast.protocol.wait.presence import LONGEST_CALL, Crowd, show_presence
 
 LONGEST_SLEEP: Final = 60.0
 CLEANUP_PAUSE: Final = 0.2
@@ -264,7 +264,7 @@ def keep(registry: LeaseRegistry) -> Effects[None]:
             return
         if (crowd := registry.crowd).is_due(now):
             now = yield from clock()
-            longest = longest_call(crowd, registry.contacts, now)
+            longest = crowd.call_time(registry.contacts, now)
             timeout = min(longest, max(SHORTEST_CALL, (todo.first_deadline - now) / 3))  # as in _look
             yield from show_presence(crowd, slice_ends, timeout)
             busy = busy or crowd.is_due(now)
@@ -389,7 +389,7 @@ def _run_cleanups(registry: LeaseRegistry, until: float) -> Effects[bool]:
         cleanups = [cleanup for cleanup in cleanups if cleanup.not_before <= now < cleanup.until]
         steps: list[Step] = [mutex.abandon_step(cleanup.hold) for cleanup in cleanups]
         registry.cleaning = cleanups
-        replies = (yield from call_each(steps, longest_call(registry.crowd, registry.contacts, now))) if steps else []
+        replies = (yield from call_each(steps, registry.crowd.call_time(registry.contacts, now))) if steps else []
         registry.cleaning = []
         for cleanup, step, reply in zip(cleanups, steps, replies, strict=True):
             if isinstance(reply, StepFailed) or not reply.buried:

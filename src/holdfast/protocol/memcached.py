@@ -43,6 +43,7 @@ _READ_AGAIN: Final = 100.0  # seconds after which the drift makes a reading usel
 _LONGEST_KEY: Final = 250
 _STORED: Final = b"STORED"
 _TRIES: Final = 3
+_NO_CAS: Final = 2**64 - 1
 
 
 def key_of(name: str) -> str:
@@ -148,12 +149,18 @@ def release(items: Items, step: Step, now: float) -> Program:
 
 
 def abandon(items: Items, step: Step, now: float) -> Program:
-    """Remove the item. Nothing can stop a late ``add``, so the keeper repeats this until it would store nothing."""
+    """Remove the item. Nothing can stop a late ``add``, so the keeper repeats this until it would store nothing.
+
+    Where a tombstone is wanted, it ends with a write that changes nothing, because no item has that cas number. A full
+    server refuses it. A client whose calls fail learns so that the server is back: see ``let_keeper_ask``.
+    """
     freed = yield from release(items, step, now)
     token = step.args[0]
     end = items.late_adds.get(token)
     if end is not None and (items.reading is None or items.reading.earliest(now) < end):
         return [freed, 0]
+    if int(step.args[1]):
+        yield from ask_server(Command(("cas", key_of(step.keys[0]), 0, -1, _NO_CAS, token)))
     items.late_adds.pop(token, None)
     return [freed, 1]
 

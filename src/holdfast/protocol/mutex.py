@@ -170,8 +170,8 @@ def acquire(hold: Hold, now: float, until: float, answer_by: float, router: Noti
     except StepFailed as failed:
         hold.server_silent = failed.silent
         now = yield from clock()
-        if failed.silent and hold.began < until <= now:  # not patient: a yield window has lasted until then
-            return False
+        if failed.silent and hold.began < until <= now:
+            return False  # the wait is over; ``why_refused`` says whether the silence was long enough for an outage
         raise outage(failed, f"lock {hold.name!r}", now - started) from failed.__cause__
     finally:
         if router.waiting or router.watching:

@@ -51,6 +51,8 @@ def why_refused(driver: Driver, hold: Hold, until: float) -> HoldfastError | Tim
     waited, active = now - hold.began, driver.cohorts.active(hold)
     if active is not None and active.phase is HELD:
         return TimedOut(hold)  # a hold of this client has it
+    if active is not None and active.phase is LOST:
+        active = None  # it asks nothing any more, and what it asked was about its lease
     answer_time = contact.answer_time(hold.options, hold.patience)
     asker = (active or hold).asker
     failures, sent_at = asker.failures, asker.sent_at  # its own thread may get an answer meanwhile
@@ -62,13 +64,12 @@ def why_refused(driver: Driver, hold: Hold, until: float) -> HoldfastError | Tim
         return Unavailable({driver.address: what}, "It may be hung or far away; see timeout= of connect", subject)
     if until <= hold.began:  # it does not wait, and the server has answered, or a hold of this process asks it
         return TimedOut(hold)
-    nobody_asks = active is None or active.phase is LOST  # the hold before it has just ended, or has not noticed yet
-    if active is not None and not nobody_asks and (hold.found_busy or active.is_known_busy()):
+    if active is not None and (hold.found_busy or active.is_known_busy()):
         return TimedOut(hold)
     # What other requests of this client have found is all that is known.
     if (failed := contact.overdue(now, answer_time)) is not None:
         return outage(failed, subject, waited)
-    if nobody_asks or (active is not None and active.tries):
+    if active is None or active.tries:  # None: the hold before it has just ended
         return TimedOut(hold)
     what = f"this process was too busy to ask it within {rounded(hold.patience)} s"
     return Unavailable({driver.address: what}, "Wait longer, or for fewer locks at once", subject)

@@ -69,9 +69,10 @@ class Tries:
         hold = self.hold
         if hold is not None and hold.probe is not None:
             return max(SHORTEST_CALL, hold.probe.ends - now)
+        longest = options.call_timeout if self.failures else self.answer_time()
         if not self.failures and (hold is None or hold.contact.lost_at is None):
-            return self.answer_time()
-        return max(SHORTEST_CALL, min(options.call_timeout, self.until - now, self._gives_up_at() - now))
+            return longest
+        return max(SHORTEST_CALL, min(longest, self.until - now, self._gives_up_at() - now))
 
     def answer_time(self) -> float:
         """How long the first try may take; a request that was under way for longer is overdue."""
@@ -85,7 +86,7 @@ class Tries:
             return hold.probe.ends - SHORTEST_CALL  # so that its last try ends in time
         outage = self._outage if self._ever_answered else min(self._outage, self.options.timeout)
         ends = (self.failing_since if self.failures else self._asked_at) + outage
-        return ends if hold is None else min(ends, hold.wait_ends(ends))
+        return ends if hold is None else hold.wait_ends(ends)
 
     def answered(self) -> None:
         self.failures = 0

@@ -130,6 +130,10 @@ def _ask(group: Group, entry: Entry, policy: Policy, patience: Patience, unreada
                 participant.wakeup = group.driver.router.new_wakeup()  # then check again: an answer may have come
             else:
                 now = yield from wait(participant.wakeup, min(patience.until, now + REFRESH))
+            if isinstance(participant.answer, Outage) and _may_go_on(group, entry, policy, patience, now):
+                group.leave(participant)
+                participant = Participant(participant.caller, now, unreadable)
+                group.join(entry.shared[0], participant)
         if isinstance(participant.answer, Outage):
             error = participant.answer.error
             raise copy(error) from error.__cause__  # a copy, because a traceback belongs to one thread
@@ -137,6 +141,14 @@ def _ask(group: Group, entry: Entry, policy: Policy, patience: Patience, unreada
     finally:
         if computation is None or computation._participant is None:
             group.leave(participant)
+
+
+def _may_go_on(group: Group, entry: Entry, policy: Policy, patience: Patience, now: float) -> bool:
+    """Whether that caller has not tried for long enough in the present outage, although its leader has."""
+    contact, options = group.driver.registry.contacts.of(entry.shared[0]), policy.options
+    longest = min(patience.last_try - patience.started, options.timeout)
+    ends: float = contact.gives_up_at(options, patience.started, longest)
+    return now < ends < _NEVER
 
 
 class Search:

@@ -204,6 +204,8 @@ class Cohorts:
         if hold.object_slot.get(None) is hold:
             hold.object_slot.pop(None, None)
         self.deactivate(hold)
+        if hold.local_key is hold.object_slot and hold.keys.main in self.local_queues:
+            self._promote_next(hold.keys.main, hold)  # a waiter there may need its Lock object
 
     def _tidy(self, local_key: Hashable) -> None:
         """Remove an empty local queue. A hold that joins it meanwhile is moved to the new one."""

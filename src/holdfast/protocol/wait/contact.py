@@ -78,6 +78,7 @@ class Contact:
         "_failed_at",
         "_log_after",
         "_log_at",
+        "_logged",
         "_probe",
         "_probe_after",
         "_refused",
@@ -98,7 +99,8 @@ class Contact:
         self._failed_at = 0.0  # when the last failure was known
         self._broke_at = _NEVER  # when a connection was found closed, with nothing served since
         self._refused: set[str] = set()  # what the server has answered with an error, by name
-        self._log_at, self._log_after = _NEVER, 0.0  # when to log that the outage lasts
+        self._log_at, self._log_after = _NEVER, _FIRST_PAUSE  # when to log that the outage lasts
+        self._logged = False  # its begin
         self._probe: dict[None, Probe] = {}  # set by ``setdefault``
         self._probe_after = 0.0  # when the next one may begin
         self._waiting: dict[Wakeup, None] = {}  # of calls that wait for the verdict of the probe
@@ -117,7 +119,8 @@ class Contact:
             return  # a clean-up gives the server less time than a call does, so it begins no outage
         self.failed, self._failed_at = failed.with_traceback(None), now  # before it is lost: others read it then
         if lost_at is None:
-            self._log_at, self._log_after, self.failures = sent_at + _FIRST_LINE, _FIRST_PAUSE, 0
+            self._log_at, self._log_after, self._logged = sent_at + _FIRST_LINE, _FIRST_PAUSE, False
+            self.failures = 0
             self.lost_at = sent_at
         elif sent_at < lost_at:  # a request with a shorter time failed before
             self.lost_at = sent_at
@@ -126,7 +129,7 @@ class Contact:
     def serve(self, op: Step | Command, reply: object, sent_at: float, now: float) -> str:
         """A request was served; returns what to log, mostly ""."""
         self.served_at = max(self.served_at, sent_at)
-        if self._refused and _name_of(op) not in self._refused and not _has_written(op, reply):
+        if self._refused and not _has_written(op, reply) and _name_of(op) not in self._refused - _BURYING:
             return ""
         self.had, self._broke_at = True, _NEVER
         lost_at, self.lost_at = self.lost_at, None
@@ -134,7 +137,7 @@ class Contact:
             return ""
         self._refused.clear()
         self._wake()
-        if self._log_after == _FIRST_PAUSE:  # its begin was not logged
+        if not self._logged:
             return ""
         least, most = rounded(self._failed_at - lost_at), rounded(now - lost_at)
         lasted = f"{least} to {most}" if now - self._failed_at > 1.0 else most  # nothing was asked in between
@@ -150,13 +153,14 @@ class Contact:
         pause = self._log_after
         self._log_at, self._log_after = now + pause, min(2 * pause, _RAREST_LINE)
         lasts = f"no contact for {rounded(now - lost_at)} s"
-        if pause > _FIRST_PAUSE:
+        if self._logged:
             lasts = f"still {lasts}, {_requests(self.failures)} failed"
+        self._logged = True
         return f"{lasts}: {self.failed.error}"
 
     def is_logged(self) -> bool:
         """Whether the begin of a present outage was logged."""
-        return self.lost_at is not None and self._log_after > _FIRST_PAUSE
+        return self.lost_at is not None and self._logged
 
     def answers(self) -> bool:
         """Whether the server answers, though it may not serve."""
@@ -251,8 +255,11 @@ class Contact:
 
     def overdue(self, now: float, answer_time: float) -> StepFailed | None:
         """The present outage, if it is one for a call that gives the server that time."""
-        lost_at, failed = self.lost_at, self.failure()
-        return None if lost_at is None or (failed.silent and now - lost_at < answer_time) else failed
+        lost_at = self.lost_at  # another thread may end the outage meanwhile
+        if lost_at is None:
+            return None
+        failed = self.failure()
+        return None if failed.silent and now - lost_at < answer_time else failed
 
 
 class Contacts:
@@ -273,12 +280,12 @@ class Contacts:
         self._log, self._held, self._wake = log, held, wake
 
     def of(self, key: str, *others: str) -> Contact:
-        """Contact with the node of that key. Of several keys: of the first whose node is lost, if one is."""
+        """Contact with the node of that key. Of several keys: with the node that has been lost for longest, if any."""
         if self.node_of is one_node:
             return self.only
         if others:
             contacts = [self.of(one) for one in (key, *others)]
-            return next((contact for contact in contacts if contact.lost_at is not None), contacts[0])
+            return min(contacts, key=lambda contact: _NEVER if (lost_at := contact.lost_at) is None else lost_at)
         node = self.node_of(key)
         # Another node has named it, unless no map of the cluster was read yet.
         return self._nodes.get(node) or self._nodes.setdefault(node, Contact(had=node != ""))
@@ -315,7 +322,7 @@ class Contacts:
     def note(self, ops: Sequence[Step | Command], replies: Sequence[Any], sent_at: float, now: float) -> None:
         """Requests that were sent together have these replies, or failures."""
         if self.calm and not any(isinstance(reply, StepFailed) for reply in replies):
-            self.only.served_at = sent_at
+            self.only.served_at = max(self.only.served_at, sent_at)
             return
         for op, reply in zip(ops, replies, strict=True):
             if isinstance(reply, StepFailed):

@@ -111,6 +111,15 @@ class Crowd:
                 holds.append(hold)
         return steps
 
+    def call_time(self, contacts: Contacts, now: float) -> float:
+        """How long a call may take on which no lease depends; wakes the waiters whose waits end.
+
+        Without contact it is over when the next wait ends.
+        """
+        if not self.members or not contacts.any_lost():
+            return LONGEST_CALL
+        return min(LONGEST_CALL, max(SHORTEST_CALL, self.end_waits(now) - now))
+
     def end_waits(self, now: float) -> float:
         """Wake the waiters whose wait ends because contact is lost; returns when the next wait ends so.
 
@@ -129,13 +138,6 @@ class Crowd:
     def end_round(self) -> None:
         """No step of a call was answered, so the rest of the round would not be answered either."""
         self._left.clear()
-
-
-def longest_call(crowd: Crowd, contacts: Contacts, now: float) -> float:
-    """How long a call may take on which no lease depends: a crowd is told in time that waits end without contact."""
-    if not crowd.members or not contacts.any_lost():
-        return LONGEST_CALL
-    return min(LONGEST_CALL, max(SHORTEST_CALL, crowd.end_waits(now) - now))
 
 
 def rest_of(hold: Hold) -> float:
@@ -162,7 +164,14 @@ def show_presence(crowd: Crowd, until: float, timeout: float) -> Effects[None]:
     """Continue the round until its end, or until that time; wake the waiters that should ask."""
     while batch := crowd.next_batch():
         asked_at = yield from clock()
-        replies = yield from call_each([present_step(holds) for holds in batch], timeout)
+        shown = [hold for holds in batch for hold in holds]
+        for hold in shown:
+            hold.sent_at = asked_at
+        try:
+            replies = yield from call_each([present_step(holds) for holds in batch], timeout)
+        finally:
+            for hold in shown:
+                hold.sent_at = None
         for holds, reply in zip(batch, replies, strict=True):
             if isinstance(reply, StepFailed):
                 for hold in holds:

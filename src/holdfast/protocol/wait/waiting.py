@@ -213,9 +213,8 @@ class WaitLoop:
                 ended = yield from clock()
                 router.registry.contacts.note_failure(Command(("SUBSCRIBE", self.hold.keys.main)), now, failed, ended)
             self.unsubscribed = failed.retry
-            router.no_pubsub = (
-                router.no_pubsub or not failed.retry
-            )  # the server just answered, so SUBSCRIBE itself is forbidden
+            # The server has just answered, so an error that no further try can change means: SUBSCRIBE is forbidden.
+            router.no_pubsub = router.no_pubsub or not failed.retry
 
     def sleep(self, until: float) -> Effects[float]:
         """Wait for a notification, at most until that time; returns the time. The notification may grant the hold."""
