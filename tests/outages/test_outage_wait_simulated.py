@@ -357,3 +357,50 @@ def test_a_caller_that_joins_the_look_up_of_another_tries_for_its_own_time(
     play.run(6)
     assert isinstance(call.result, holdfast.Unavailable)
     assert 2 * ANSWER_TIME <= call.took <= max(OUTAGE_WAIT, 2 * ANSWER_TIME) + SLACK
+
+
+@pytest.mark.parametrize("options", [{"ttl": 10}, {"ttl": 4, "renew": False}, {"ttl": 10, "max_hold": 3.6}], ids=str)
+@pytest.mark.parametrize("others", [False, True])
+@pytest.mark.parametrize("offset", [0.0, 0.15, 0.45, 1.0])
+def test_a_body_is_cancelled_when_its_lease_is_over_whatever_the_keeper_waits_for(
+    options: dict[str, Any], others: bool, offset: float, fault: Callable[[Play], None]
+) -> None:
+    """Other leases of its client are renewed, and calls that failed are cleaned up: the server does not answer."""
+    play = Play(seed=1)
+    client = warm_client(play)
+    late: list[float] = []
+
+    async def work(client: holdfast.aio.Client) -> None:
+        async with client.lock("mine", **options) as lease:
+            over = 0.0
+            try:
+                while True:
+                    if lease.held:
+                        over = max(over, play.world.now_us / 1e6 + lease.remaining())
+                    await play.sleep(client, 0.01)
+            finally:
+                late.append(play.world.now_us / 1e6 - over)
+
+    work_done = Timed(play, client, work)
+    for number, ttl in enumerate((2.5, 3, 4, 30) if others else ()):
+        Timed(play, client, acquire_and_hold(play, f"other{number}", ttl=ttl))
+    play.run(0.5 + offset)
+    fault(play)
+    for number in range(120):
+        Timed(play, client, acquire(f"x{number}", wait=5, ttl=10))
+        play.run(0.1)
+    assert isinstance(work_done.result, holdfast.LeaseLost)
+    assert late[0] <= SLACK
+
+
+def test_a_failed_release_names_its_lock_and_says_what_becomes_of_it() -> None:
+    play = Play(seed=1)
+    client = warm_client(play)
+    held = Timed(play, client, lambda client: client.lock("order:42", ttl=10).acquire())
+    play.run(0.1)
+    kill(play)
+    released = Timed(play, client, lambda _: held.result.release())
+    play.run(12)
+    assert isinstance(released.result, holdfast.Unavailable)
+    assert "the release of lock 'order:42': cannot use" in str(released.result)
+    assert "It is repeated in the background, and the lease ends by itself in about" in str(released.result)

@@ -53,9 +53,11 @@ CLEANUP_PAUSE: Final = 0.2
 QUIET: Final = 0.25
 LONGEST_DELAY: Final = 3.0
 BATCH: Final = 1000
+TOLD_WITHIN: Final = 0.25  # seconds until a holder is told that its lease is over, if the server hangs just then
 SLICE: Final = 0.1  # seconds of other work, before the keeper looks again which leases are due
 
 CLOSED: Final = "its client was closed"
+_NEVER: Final = float("inf")
 
 
 class PendingCleanup(NamedTuple):
@@ -78,7 +80,7 @@ class LeaseRegistry:
         self.cleaning: list[PendingCleanup] = []  # those that were sent and not answered yet
         self.renewals = self.failed_renewals = 0  # so far
         self.contacts = Contacts()
-        self.wakes_at = float("inf")  # when the keeper will look next; infinite while it is not asleep
+        self.wakes_at = _NEVER  # when the keeper will look next; infinite while it is not asleep
         self.wanted_at = 0.0  # for when a new hold last woke the keeper; it wakes up then even if that hold is over
         self.closed = False
         self.keys_expire = True  # if False, the key of a hold that is over must be deleted
@@ -129,8 +131,7 @@ class LeaseRegistry:
 
     def held_by(self, caller: Hashable) -> list[Hold]:
         """What this thread or task has acquired and not released."""
-        me = ref(caller)
-        return [hold for hold in list(self.holds) if hold.caller == me]
+        return [hold for hold in list(self.holds) if hold.caller == ref(caller)]
 
     def check_key(self, key: str) -> None:
         """Another client wrote that key: if a hold relies on it, renew it at once to see whether it is lost."""
@@ -153,7 +154,7 @@ class LeaseRegistry:
         matters = max(hold.options.ttl, mutex.TOMBSTONE_MS / 1000, hold.deadline - now + drift(hold.options.ttl))
         if not self.cleanups:
             self._cleanups_by = now + LONGEST_DELAY
-        until = now + matters if self.keys_expire else float("inf")
+        until = now + matters if self.keys_expire else _NEVER
         self.cleanups.append(PendingCleanup(hold, until, not_before))
         self.cleanups_from = min(now + QUIET, self._cleanups_by) if hold.waiter.crowded else now
         if self.wakes_at > self.cleanups_from + CLEANUP_PAUSE or not hold.waiter.crowded:
@@ -182,8 +183,7 @@ class LeaseRegistry:
         self.monitors.monitored.clear()
         self.crowd.forget()
         self.contacts.forget()
-        self.cleanups.clear()
-        self.cleaning = []
+        self.cleanups, self.cleaning = deque(), []
 
 
 class Round(NamedTuple):
@@ -192,7 +192,13 @@ class Round(NamedTuple):
     over: list[Hold]
     due: list[Hold]
     wakes_at: float
-    first_deadline: float
+    first_deadline: float  # of those that are renewed
+    first_end: float  # of all
+
+    def spare(self, longest: float, now: float) -> float:
+        """How long a call may take on which no lease depends: renewals come in time, and losses are told in time."""
+        renewed_in_time = max(SHORTEST_CALL, (self.first_deadline - now) / 3)
+        return min(longest, renewed_in_time, max(TOLD_WITHIN, self.first_end - now))
 
 
 def due_at(hold: Hold) -> float:
@@ -220,14 +226,14 @@ def plan(holds: list[Hold], now: float) -> Round:
     over: list[Hold] = []
     due: list[Hold] = []
     wakes_at = now + LONGEST_SLEEP
-    first_deadline = float("inf")
+    first_deadline = first_end = _NEVER
     for hold in holds:
         if hold.phase is not HELD:
             continue
         if now >= hold.deadline:
             over.append(hold)
             continue
-        when = due_at(hold)
+        when, first_end = due_at(hold), min(first_end, hold.deadline)
         if when < hold.deadline:
             first_deadline = min(first_deadline, hold.deadline)
         slack = 0.0 if when == hold.check_at else hold.options.ttl / 12
@@ -235,7 +241,7 @@ def plan(holds: list[Hold], now: float) -> Round:
             due.append(hold)
         else:
             wakes_at = min(wakes_at, when, hold.deadline)
-    return Round(over, due, wakes_at, first_deadline)
+    return Round(over, due, wakes_at, first_deadline, first_end)
 
 
 def keep(registry: LeaseRegistry) -> Effects[None]:
@@ -256,29 +262,25 @@ def keep(registry: LeaseRegistry) -> Effects[None]:
         candidates = list(registry.holds.values()) if registry.monitors.in_use else []
         looks, check_at = plan_checks(candidates, registry.monitors, now)
         if not closing and looks:
-            yield from _look(registry, looks)
-        slice_ends = float("inf") if closing else min(todo.wakes_at, now + SLICE)
+            yield from _look(registry, looks, todo)
+        slice_ends = _NEVER if closing else min(todo.wakes_at, now + SLICE)
         cleans = bool(registry.cleanups) and (closing or now >= registry.cleanups_from)
-        busy = cleans and (yield from _run_cleanups(registry, slice_ends))
+        busy = cleans and (yield from _run_cleanups(registry, slice_ends, todo))
         if closing:
             return
         if (crowd := registry.crowd).is_due(now):
             now = yield from clock()
-            longest = crowd.call_time(registry.contacts, now)
-            timeout = min(longest, max(SHORTEST_CALL, (todo.first_deadline - now) / 3))  # as in _look
-            yield from show_presence(crowd, slice_ends, timeout)
+            yield from show_presence(crowd, slice_ends, todo.spare(crowd.call_time(registry.contacts, now), now))
             busy = busy or crowd.is_due(now)
         if not todo.due and not looks and not busy:
-            wakes_at = min(todo.wakes_at, check_at, crowd.due_at)
-            if registry.holds:
-                wakes_at = min(wakes_at, registry.local_waits_at)
+            wakes_at = min(todo.wakes_at, check_at, crowd.due_at, registry.local_waits_at if registry.holds else _NEVER)
             if registry.cleanups:
                 begins = max(registry.cleanups_from, min(cleanup.not_before for cleanup in list(registry.cleanups)))
                 wakes_at = min(wakes_at, max(now + CLEANUP_PAUSE, begins))
             registry.wakes_at = min(wakes_at, registry.wanted_at) if registry.wanted_at > now else wakes_at
             if not registry.closed:
                 yield from wait(registry.wakeup, registry.wakes_at)
-            registry.wakes_at = float("inf")
+            registry.wakes_at = _NEVER
 
 
 def _lose(registry: LeaseRegistry, hold: Hold, reason: str, now: float) -> Effects[None]:
@@ -298,7 +300,7 @@ def _renew(registry: LeaseRegistry, todo: Round, now: float) -> Effects[None]:
             batch = [hold for hold in batch if hold not in confirmed]
         ttls = [asked_for(hold, asked_at) for hold in batch]
         for hold in batch:
-            hold.check_at = float("inf")
+            hold.check_at = _NEVER
             if hold.steps.tracks_key:
                 for key in hold.main_keys:
                     registry.watched[key] = hold
@@ -306,6 +308,7 @@ def _renew(registry: LeaseRegistry, todo: Round, now: float) -> Effects[None]:
         shortest = min((hold.options.ttl for hold in batch), default=1.0)
         # Not beyond the first deadline, or its holder would be told late; but long enough for a round trip.
         timeout = min(LONGEST_CALL, shortest / 3, max(SHORTEST_CALL, todo.first_deadline - asked_at))
+        timeout = min(timeout, max(TOLD_WITHIN, todo.first_end - asked_at))
         for hold, ttl in zip(batch, ttls, strict=True):
             hold.ask_to_prolong(ttl, asked_at + timeout)
         replies = (yield from call_each(steps, timeout)) if steps else []
@@ -313,8 +316,7 @@ def _renew(registry: LeaseRegistry, todo: Round, now: float) -> Effects[None]:
         lost: list[tuple[Hold, int]] = []
         for hold, ttl, reply in zip(batch, ttls, replies, strict=True):
             if hold not in registry.holds:
-                # Released while the renewal was under way.
-                registry.unwatch(hold)
+                registry.unwatch(hold)  # released while the renewal was under way
                 continue
             if isinstance(reply, StepFailed):
                 registry.failed_renewals += 1
@@ -354,7 +356,7 @@ def _keep_fences(renewed: list[Hold], now: float, timeout: float) -> Effects[Non
         yield from call_each(steps, timeout)  # a failure does not matter: the next call is still in time
 
 
-def _look(registry: LeaseRegistry, looks: list[MembershipCheck]) -> Effects[None]:
+def _look(registry: LeaseRegistry, looks: list[MembershipCheck], todo: Round) -> Effects[None]:
     """See which of our holds are still in those permit pools, and have the pools watched from now on."""
     for start in range(0, len(looks), BATCH):
         batch = looks[start : start + BATCH]
@@ -362,23 +364,19 @@ def _look(registry: LeaseRegistry, looks: list[MembershipCheck]) -> Effects[None
         for look in batch:
             registry.monitors.monitored.setdefault(look.key, MembershipMonitor()).begin(now)
         asked = [part for look in batch for part in check_steps(look)]
-        # This must leave time for renewals, and for telling holders whose leases end soon.
-        first_deadline = min((hold.deadline for hold in list(registry.holds.values())), default=now)
-        timeout = min(LONGEST_CALL, max(SHORTEST_CALL, (first_deadline - now) / 3))
-        replies = yield from call_each([step for step, _ in asked], timeout)
+        replies = yield from call_each([step for step, _ in asked], todo.spare(LONGEST_CALL, now))
         lost: list[tuple[Hold, int]] = []
         for (step, holds), reply in zip(asked, replies, strict=True):
             if isinstance(reply, StepFailed) or len(reply) != len(holds):
                 registry.check_key(step.keys[0])
                 continue
-            for hold, found in zip(holds, reply, strict=True):
-                # A hold that has left meanwhile has released its permit, or is about to.
-                if not found and hold in registry.holds:
-                    lost.append((hold, GONE))
+            # A hold that has left meanwhile has released its permit, or is about to.
+            missing = [hold for hold, found in zip(holds, reply, strict=True) if not found]
+            lost += [(hold, GONE) for hold in missing if hold in registry.holds]
         yield from _tell(registry, lost, now)
 
 
-def _run_cleanups(registry: LeaseRegistry, until: float) -> Effects[bool]:
+def _run_cleanups(registry: LeaseRegistry, until: float, todo: Round) -> Effects[bool]:
     """Try each pending clean-up once, until that time; returns whether to continue after a check of the leases."""
     for start in range(0, len(registry.cleanups), BATCH):
         now = yield from clock()
@@ -389,7 +387,8 @@ def _run_cleanups(registry: LeaseRegistry, until: float) -> Effects[bool]:
         cleanups = [cleanup for cleanup in cleanups if cleanup.not_before <= now < cleanup.until]
         steps: list[Step] = [mutex.abandon_step(cleanup.hold) for cleanup in cleanups]
         registry.cleaning = cleanups
-        replies = (yield from call_each(steps, registry.crowd.call_time(registry.contacts, now))) if steps else []
+        timeout = todo.spare(registry.crowd.call_time(registry.contacts, now), now)
+        replies = (yield from call_each(steps, timeout)) if steps else []
         registry.cleaning = []
         for cleanup, step, reply in zip(cleanups, steps, replies, strict=True):
             if isinstance(reply, StepFailed) or not reply.buried:

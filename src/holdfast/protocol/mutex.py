@@ -320,11 +320,14 @@ def release(hold: Hold, now: float) -> Effects[None]:
 
 
 def _unreleased(hold: Hold, failed: StepFailed, sent: bool, now: float) -> HoldfastError:
-    if not sent:
-        return failed.error
     left = hold.gone_by() - now
     ends = f"ends by itself in about {rounded(left)} s at the latest" if left > 0 else "has ended by itself meanwhile"
-    return OutcomeUnknown(hold.name, "a release", f"it is repeated in the background, and the lease {ends}")
+    if sent:
+        return OutcomeUnknown(hold.name, "a release", f"it is repeated in the background, and the lease {ends}")
+    error = outage(failed, f"the release of lock {hold.name!r}")
+    if isinstance(error, Unavailable):
+        error = Unavailable(error.causes, f"It is repeated in the background, and the lease {ends}", error.subject)
+    return error
 
 
 def extend(hold: Hold, seconds: float) -> Effects[None]:

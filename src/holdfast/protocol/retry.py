@@ -256,7 +256,9 @@ def let_keeper_ask(driver: Driver, hold: Hold) -> Effects[None]:
     It buries the token of this new hold, which was never used: that is a write, as an acquire is.
     """
     registry, contact = driver.registry, hold.contact
-    if contact.lost_at is None or any(cleanup.hold.contact is contact for cleanup in registry.pending_cleanups()):
+    if contact.lost_at is None or not contact.had:
+        return
+    if any(cleanup.hold.contact is contact for cleanup in registry.pending_cleanups()):
         return
     hold.token = yield from new_token(hold.options.label)
     hold.outcome_unknown = True

@@ -97,7 +97,8 @@ def transport_failure(
         failed.connection_broke = True
         return failed
     what, advice = _why_no_connection(error, tls=tls)
-    return _failed(Unavailable({address: what}, advice), error, sent=False, retry=ever_answered)
+    known = ever_answered
+    return _failed(Unavailable({address: what}, advice), error, sent=False, retry=known, ever_answered=known)
 
 
 _CERTIFICATE: Final = "ssl_certfile= and ssl_keyfile="

@@ -141,9 +141,11 @@ class Contact:
             return ""
         least, most = rounded(self._failed_at - lost_at), rounded(now - lost_at)
         lasted = f"{least} to {most}" if now - self._failed_at > 1.0 else most  # nothing was asked in between
-        error = None if self.failed is None else self.failed.error
-        server = f" with {', '.join(error.causes)}" if isinstance(error, Unavailable) else ""
-        return f"contact{server} is back after {lasted} s, in which {_requests(self.failures)} failed"
+        failed = self.failed
+        what, of = ("service", "of") if failed is not None and failed.answered else ("contact", "with")
+        if failed is not None and isinstance(failed.error, Unavailable):
+            what = f"{what} {of} {', '.join(failed.error.causes)}"
+        return f"{what} is back after {lasted} s, in which {_requests(self.failures)} failed"
 
     def line(self, now: float) -> str:
         """What to log about an outage that lasts; mostly ""."""
@@ -152,7 +154,8 @@ class Contact:
             return ""
         pause = self._log_after
         self._log_at, self._log_after = now + pause, min(2 * pause, _RAREST_LINE)
-        lasts = f"no contact for {rounded(now - lost_at)} s"
+        missing = "no service" if self.failed.answered else "no contact"
+        lasts = f"{missing} for {rounded(now - lost_at)} s"
         if self._logged:
             lasts = f"still {lasts}, {_requests(self.failures)} failed"
         self._logged = True
@@ -297,7 +300,7 @@ class Contacts:
     def note_failure(self, op: Step | Command, sent_at: float, failed: StepFailed, now: float) -> None:
         """A request that was sent at that time failed."""
         contact = self.of(_key_of(failed.part or op))
-        if not failed.retry:
+        if not failed.retry and failed.ever_answered:
             if failed.answered and contact.had and not contact.refuses():
                 self.note_reply(op, None, sent_at, now)  # it answers; what it says is for the caller
             return

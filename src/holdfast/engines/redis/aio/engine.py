@@ -259,7 +259,8 @@ class Engine:
             return error
         known = self.ever_answered or self.target.sentinels is not None
         failed = connect_failure(error, self.address, self.timeout, tls=self.tls, known=known)
-        failed.retry = failed.retry and self.ever_answered
+        if not self.ever_answered:
+            failed.retry = failed.ever_answered = False
         return failed
 
     async def open(self, push: Any = None) -> PipelinedConnection:

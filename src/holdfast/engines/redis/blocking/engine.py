@@ -206,7 +206,8 @@ class Engine:
             tls=self._target.tls,
             known=self._ever_answered or self._has_sentinels,
         )
-        failed.retry = failed.retry and self._ever_answered
+        if not self._ever_answered:
+            failed.retry = failed.ever_answered = False
         return failed
 
     def _put_back(self, connection: PooledConnection, *replies: object) -> None:
