@@ -243,12 +243,7 @@ def test_local_waiters_behind_a_holder_of_their_process_end_too(fault: Callable[
 def test_a_lost_lease_is_told_at_once(fault: Callable[[Play], None]) -> None:
     play = Play(seed=1)
     client = warm_client(play)
-
-    async def hold(client: holdfast.aio.Client) -> None:
-        async with client.lock("a", ttl=2.0):
-            await play.sleep(client, 60.0)
-
-    call = Timed(play, client, hold)
+    call = Timed(play, client, acquire_and_hold(play, "a", ttl=2.0))
     play.run(0.3)
     fault(play)
     play.run(3.0)
@@ -277,10 +272,12 @@ def test_an_outage_is_logged_once_for_all_locks(fault: Callable[[Play], None]) -
     assert all(call.ended for call in more)
 
 
-def acquire_and_hold(play: Play, name: str, **options: Any) -> Callable[[holdfast.aio.Client], Any]:
+def acquire_and_hold(
+    play: Play, name: str, seconds: float = 60.0, **options: Any
+) -> Callable[[holdfast.aio.Client], Any]:
     async def call(client: holdfast.aio.Client) -> None:
         async with client.lock(name, **options):
-            await play.sleep(client, 60.0)
+            await play.sleep(client, seconds)
 
     return call
 
@@ -288,12 +285,7 @@ def acquire_and_hold(play: Play, name: str, **options: Any) -> Callable[[holdfas
 def test_waiters_behind_a_release_without_an_answer_report_the_outage(fault: Callable[[Play], None]) -> None:
     play = Play(seed=1)
     client = warm_client(play)
-
-    async def work(client: holdfast.aio.Client) -> None:
-        async with client.lock("a", ttl=30):
-            await play.sleep(client, 0.3)
-
-    holder = Timed(play, client, work)
+    holder = Timed(play, client, acquire_and_hold(play, "a", 0.3, ttl=30))
     play.run(0.05)
     waiters = [Timed(play, client, acquire("a", wait=wait)) for wait in (1.5, 2.0, 2.0)]
     play.run(0.1)
