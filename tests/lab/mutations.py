@@ -203,12 +203,12 @@ _WAITING: Final[dict[str, Mistake]] = {
         mutex, "pause_for", "    pause = REFRESH if", "    return 60.0\n    pause = REFRESH if"
     ),
     "renewal_that_forgets_a_push_before_its_reply": (
-        *in_python(keepalive, "_renew", '            hold.check_at = float("inf")\n', ""),
+        *in_python(keepalive, "_renew", "            hold.check_at = _NEVER\n", ""),
         *in_python(
             keepalive,
             "_renew",
             "hold.prolong(ttl, asked_at)",
-            'hold.prolong(ttl, asked_at); hold.check_at = float("inf")',
+            "hold.prolong(ttl, asked_at); hold.check_at = _NEVER",
         ),
     ),
     "notification_forgotten_when_a_reply_comes_after_it": in_python(

@@ -20,8 +20,7 @@ from holdfast.protocol.effects import Effects, StepFailed, call_each, clock, rep
 from holdfast.protocol.hold import Hold
 from holdfast.protocol.keepalive import BATCH, CLOSED, LeaseRegistry
 from holdfast.protocol.wait.cohort import Cohorts
-from holdfast.protocol.wait.contact import SHORTEST_CALL
-from holdfast.protocol.wait.presence import LONGEST_CALL
+from holdfast.protocol.wait.contact import LONGEST_CALL, SHORTEST_CALL
 
 log = logging.getLogger("holdfast")
 

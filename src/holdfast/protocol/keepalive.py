@@ -43,8 +43,8 @@ from holdfast.protocol.kinds.membership import (
 from holdfast.protocol.replication import needs_replicas, renew_with_replicas, retry_pause
 from holdfast.protocol.replies import DONE, GONE
 from holdfast.protocol.reporting import lateness, lost_event, report_failed_renewal, report_local_waits, report_renewal
-from holdfast.protocol.wait.contact import SHORTEST_CALL, Contacts
-from holdfast.protocol.wait.presence import LONGEST_CALL, Crowd, show_presence
+from holdfast.protocol.wait.contact import LONGEST_CALL, Contacts
+from holdfast.protocol.wait.presence import Crowd, show_presence
 
 LONGEST_SLEEP: Final = 60.0
 CLEANUP_PAUSE: Final = 0.2
@@ -53,7 +53,6 @@ CLEANUP_PAUSE: Final = 0.2
 QUIET: Final = 0.25
 LONGEST_DELAY: Final = 3.0
 BATCH: Final = 1000
-TOLD_WITHIN: Final = 0.25  # seconds until a holder is told that its lease is over, if the server hangs just then
 SLICE: Final = 0.1  # seconds of other work, before the keeper looks again which leases are due
 
 CLOSED: Final = "its client was closed"
@@ -195,10 +194,9 @@ class Round(NamedTuple):
     first_deadline: float  # of those that are renewed
     first_end: float  # of all
 
-    def spare(self, longest: float, now: float) -> float:
+    def spare(self, registry: LeaseRegistry, longest: float, now: float) -> float:
         """How long a call may take on which no lease depends: renewals come in time, and losses are told in time."""
-        renewed_in_time = max(SHORTEST_CALL, (self.first_deadline - now) / 3)
-        return min(longest, renewed_in_time, max(TOLD_WITHIN, self.first_end - now))
+        return min(longest, max(registry.contacts.least, min((self.first_deadline - now) / 3, self.first_end - now)))
 
 
 def due_at(hold: Hold) -> float:
@@ -270,7 +268,9 @@ def keep(registry: LeaseRegistry) -> Effects[None]:
             return
         if (crowd := registry.crowd).is_due(now):
             now = yield from clock()
-            yield from show_presence(crowd, slice_ends, todo.spare(crowd.call_time(registry.contacts, now), now))
+            yield from show_presence(
+                crowd, slice_ends, todo.spare(registry, crowd.call_time(registry.contacts, now), now)
+            )
             busy = busy or crowd.is_due(now)
         if not todo.due and not looks and not busy:
             wakes_at = min(todo.wakes_at, check_at, crowd.due_at, registry.local_waits_at if registry.holds else _NEVER)
@@ -306,9 +306,8 @@ def _renew(registry: LeaseRegistry, todo: Round, now: float) -> Effects[None]:
                     registry.watched[key] = hold
         steps = [mutex.renew_step(hold, ttl, watch=True) for hold, ttl in zip(batch, ttls, strict=True)]
         shortest = min((hold.options.ttl for hold in batch), default=1.0)
-        # Not beyond the first deadline, or its holder would be told late; but long enough for a round trip.
-        timeout = min(LONGEST_CALL, shortest / 3, max(SHORTEST_CALL, todo.first_deadline - asked_at))
-        timeout = min(timeout, max(TOLD_WITHIN, todo.first_end - asked_at))
+        # Not beyond the first end of a lease, or its holder would be told late; but long enough for a round trip.
+        timeout = min(LONGEST_CALL, shortest / 3, max(registry.contacts.least, todo.first_end - asked_at))
         for hold, ttl in zip(batch, ttls, strict=True):
             hold.ask_to_prolong(ttl, asked_at + timeout)
         replies = (yield from call_each(steps, timeout)) if steps else []
@@ -332,6 +331,8 @@ def _renew(registry: LeaseRegistry, todo: Round, now: float) -> Effects[None]:
             else:
                 lost.append((hold, reply))
         yield from _tell(registry, lost, now)
+        if replies and all(isinstance(reply, StepFailed) for reply in replies):
+            return  # the other batches would have no answer, either, and leases end meanwhile
         yield from _keep_fences(batch, asked_at, timeout)
 
 
@@ -364,7 +365,7 @@ def _look(registry: LeaseRegistry, looks: list[MembershipCheck], todo: Round) ->
         for look in batch:
             registry.monitors.monitored.setdefault(look.key, MembershipMonitor()).begin(now)
         asked = [part for look in batch for part in check_steps(look)]
-        replies = yield from call_each([step for step, _ in asked], todo.spare(LONGEST_CALL, now))
+        replies = yield from call_each([step for step, _ in asked], todo.spare(registry, LONGEST_CALL, now))
         lost: list[tuple[Hold, int]] = []
         for (step, holds), reply in zip(asked, replies, strict=True):
             if isinstance(reply, StepFailed) or len(reply) != len(holds):
@@ -387,7 +388,7 @@ def _run_cleanups(registry: LeaseRegistry, until: float, todo: Round) -> Effects
         cleanups = [cleanup for cleanup in cleanups if cleanup.not_before <= now < cleanup.until]
         steps: list[Step] = [mutex.abandon_step(cleanup.hold) for cleanup in cleanups]
         registry.cleaning = cleanups
-        timeout = todo.spare(registry.crowd.call_time(registry.contacts, now), now)
+        timeout = todo.spare(registry, registry.crowd.call_time(registry.contacts, now), now)
         replies = (yield from call_each(steps, timeout)) if steps else []
         registry.cleaning = []
         for cleanup, step, reply in zip(cleanups, steps, replies, strict=True):

@@ -61,7 +61,6 @@ from holdfast.protocol.inspection.history import read_notice
 from holdfast.protocol.replies import DONE, GONE, TAKEN, Abandoned, Cleaned, Granted, Refused, WrongKind
 from holdfast.protocol.reporting import report_wait
 from holdfast.protocol.retry import Tries, outage, until_answered
-from holdfast.protocol.wait.contact import PROBE, SHORTEST_CALL
 from holdfast.protocol.wait.failures import Failures
 from holdfast.protocol.wait.presence import rest_of
 from holdfast.protocol.wait.waiter import NOT_WAITING
@@ -151,9 +150,9 @@ def acquire(hold: Hold, now: float, until: float, answer_by: float, router: Noti
                 asks.begin(hold)
                 channel = router.enlist(hold)
             # Most locks are free, so nothing is prepared for waiting before this (``make bench``: uncontended).
-            timeout = PROBE if probe is not None else contact.answer_time(hold.options, answer_by - now)
+            timeout = contact.answer_time(hold.options, answer_by - now) if probe is None else contact.probe_time
             if contact.lost_at is not None:
-                timeout = max(SHORTEST_CALL, min(timeout, hold.wait_ends(answer_by) - now))
+                timeout = max(contact.least, min(timeout, hold.wait_ends(answer_by) - now))
             found = yield from _ask(hold, router, channel, now, timeout, 0, patient)
             if found is True:
                 return True
@@ -267,7 +266,8 @@ def settle(hold: Hold) -> Effects[None]:
         # A server that was silent would be silent again. If very many waiters give up together, their callers return
         # first, and the keeper cleans up afterwards.
         if not hold.server_silent and not hold.waiter.crowded and hold.contact.answers():
-            _, buried = yield from call(abandon_step(hold), CLEANUP_WAIT, shielded=True)
+            timeout = max(CLEANUP_WAIT, hold.contact.least)
+            _, buried = yield from call(abandon_step(hold), timeout, shielded=True)
         if not buried:
             yield from defer_cleanup(hold)
     except StepFailed:

@@ -67,12 +67,13 @@ class Tries:
         options = self.options
         self._asked_at = now
         hold = self.hold
+        least = SHORTEST_CALL if hold is None else hold.contact.least
         if hold is not None and hold.probe is not None:
-            return max(SHORTEST_CALL, hold.probe.ends - now)
+            return max(least, hold.probe.ends - now)
         longest = options.call_timeout if self.failures else self.answer_time()
         if not self.failures and (hold is None or hold.contact.lost_at is None):
             return longest
-        return max(SHORTEST_CALL, min(longest, self.until - now, self._gives_up_at() - now))
+        return max(least, min(longest, self.until - now, self._gives_up_at() - now))
 
     def answer_time(self) -> float:
         """How long the first try may take; a request that was under way for longer is overdue."""
@@ -83,7 +84,7 @@ class Tries:
         """When the tries end if none is answered; they also end with the caller's wait."""
         hold = self.hold
         if hold is not None and hold.probe is not None:
-            return hold.probe.ends - SHORTEST_CALL  # so that its last try ends in time
+            return hold.probe.ends - hold.contact.least  # so that its last try ends in time
         outage = self._outage if self._ever_answered else min(self._outage, self.options.timeout)
         ends = (self.failing_since if self.failures else self._asked_at) + outage
         return ends if hold is None else hold.wait_ends(ends)

@@ -38,7 +38,7 @@ from holdfast.protocol.retry import (
     until_answered_or_outage,
 )
 from holdfast.protocol.wait.cohort import ObjectSlot
-from holdfast.protocol.wait.contact import SHORTEST_CALL, Probe
+from holdfast.protocol.wait.contact import Probe
 from holdfast.protocol.wait.failures import again
 from holdfast.protocol.wait.notifications import NotificationRouter
 from holdfast.protocol.wait.waiting import REFRESH, Pause, WaitLoop, pause_for
@@ -252,7 +252,7 @@ class BaseLatch:
         step = self._look_step("", "")
         failed = waiters.outage
         try:
-            ends = (yield from clock()) + SHORTEST_CALL
+            ends = (yield from clock()) + self._driver.registry.contacts.of(self._keys.main).least
             reply, *_ = yield from until_answered(lambda: step, self._options, until=ends)
             if failed is None or self._left(reply) == 0:
                 return self._left(reply) == 0

@@ -22,6 +22,9 @@ concerned either: renewals, releases, extensions and clean-ups are tried as long
 Atomic: single attributes and dict operations, so any thread may call. If two threads note at once, the record may be a
 few milliseconds off.
 
+A server may be far away. So a call has never less than ``least`` seconds: three round trips, as the first requests
+show that were served since contact began, or began again.
+
 Clocks: times are those of the driver.
 """
 
@@ -34,21 +37,18 @@ from holdfast.errors import Unavailable, rounded
 from holdfast.options import LockOptions
 from holdfast.protocol.effects import Command, Effects, Step, StepFailed, Wakeup, clock, wait
 from holdfast.protocol.wait.failures import again
+from holdfast.protocol.wait.served import BURYING, has_written, key_of, name_of
 
 SHORTEST_CALL: Final = 0.1  # even the last try before a deadline gets time for a round trip
-PROBE: Final = 0.3  # seconds for which a probe tries
+LONGEST_CALL: Final = 1.0  # a stuck connection must not keep the keeper from other leases for long
+PROBE: Final = 0.3  # seconds for which a probe tries; longer if the server is far away
 PROBE_EVERY: Final = 0.5
 
 _FIRST_LINE: Final = 0.25  # seconds without contact after which an outage is logged, and waiters are told
 _FIRST_PAUSE: Final = 1.0  # seconds until the next line; doubled each time
 _RAREST_LINE: Final = 60.0
+_MEASURED: Final = 3  # requests that show how far away the server is; the first may make a connection and load a script
 _NEVER: Final = float("inf")
-# Steps that take something new. A server that serves one of them serves them all.
-_TAKING: Final = frozenset(
-    ("acquire", "multi_acquire", "pool_acquire", "adopt", "multi_adopt", "pool_adopt", "latch_count_down")
-)
-_CLAIMED: Final = 2  # as in lua/cache/look.lua
-_BURYING: Final = frozenset(("abandon", "multi_abandon", "pool_abandon"))
 
 
 def one_node(key: str) -> str:
@@ -63,7 +63,7 @@ class Probe:
 
     def __init__(self, contact: Contact, now: float) -> None:
         self._contact = contact
-        self.began, self.ends = now, now + PROBE
+        self.began, self.ends = now, now + contact.probe_time
 
     def end(self) -> None:
         """The verdict is there: ``lost_at`` of its contact."""
@@ -79,13 +79,16 @@ class Contact:
         "_log_after",
         "_log_at",
         "_logged",
+        "_measured",
         "_probe",
         "_probe_after",
         "_refused",
+        "_round_trip",
         "_waiting",
         "failed",
         "failures",
         "had",
+        "least",
         "lost_at",
         "served_at",
     )
@@ -96,6 +99,9 @@ class Contact:
         self.served_at = -_NEVER  # when the last request that was served was sent
         self.failed: StepFailed | None = None  # the last one; kept when contact is back, for calls that end just then
         self.failures = 0  # since it was lost
+        self.least = SHORTEST_CALL  # seconds that any call has for its answer
+        self._round_trip = 0.0  # the shortest of those measured since contact began
+        self._measured = 0
         self._failed_at = 0.0  # when the last failure was known
         self._broke_at = _NEVER  # when a connection was found closed, with nothing served since
         self._refused: set[str] = set()  # what the server has answered with an error, by name
@@ -115,12 +121,12 @@ class Contact:
         lost_at = self.lost_at  # another thread may end the outage meanwhile
         if failed.answered:
             self._refused.add(name)
-        elif sent_at < self.served_at or (lost_at is None and name in _BURYING):
+        elif sent_at < self.served_at or (lost_at is None and name in BURYING):
             return  # a clean-up gives the server less time than a call does, so it begins no outage
         self.failed, self._failed_at = failed.with_traceback(None), now  # before it is lost: others read it then
         if lost_at is None:
             self._log_at, self._log_after, self._logged = sent_at + _FIRST_LINE, _FIRST_PAUSE, False
-            self.failures = 0
+            self.failures = self._measured = 0
             self.lost_at = sent_at
         elif sent_at < lost_at:  # a request with a shorter time failed before
             self.lost_at = sent_at
@@ -129,7 +135,8 @@ class Contact:
     def serve(self, op: Step | Command, reply: object, sent_at: float, now: float) -> str:
         """A request was served; returns what to log, mostly ""."""
         self.served_at = max(self.served_at, sent_at)
-        if self._refused and not _has_written(op, reply) and _name_of(op) not in self._refused - _BURYING:
+        self._measure(now - sent_at)
+        if self._refused and not has_written(op, reply) and name_of(op) not in self._refused - BURYING:
             return ""
         self.had, self._broke_at = True, _NEVER
         lost_at, self.lost_at = self.lost_at, None
@@ -146,6 +153,11 @@ class Contact:
         if failed is not None and isinstance(failed.error, Unavailable):
             what = f"{what} {of} {', '.join(failed.error.causes)}"
         return f"{what} is back after {lasted} s, in which {_requests(self.failures)} failed"
+
+    def _measure(self, took: float) -> None:
+        self._round_trip = min(self._round_trip, took) if self._measured else took
+        self._measured += 1
+        self.least = min(LONGEST_CALL, max(SHORTEST_CALL, 3 * self._round_trip))
 
     def line(self, now: float) -> str:
         """What to log about an outage that lasts; mostly ""."""
@@ -175,14 +187,20 @@ class Contact:
 
     def is_calm(self) -> bool:
         """Whether there is contact, and nothing to remember when the next request is served."""
-        return self.had and self.lost_at is None and self._broke_at == _NEVER and not self._refused
+        known = self.had and self._measured >= _MEASURED
+        return known and self.lost_at is None and self._broke_at == _NEVER and not self._refused
 
     # How long a call goes on.
+
+    @property
+    def probe_time(self) -> float:
+        """How long a probe may take."""
+        return max(PROBE, self.least)
 
     def answer_time(self, options: LockOptions, patience: float) -> float:
         """How long the first try of a call may take: a third of the time, so that there is time for another try."""
         bounded = self.had and patience != _NEVER
-        return max(SHORTEST_CALL, min(options.answer_time if bounded else options.first_try, patience / 3))
+        return max(self.least, min(options.answer_time if bounded else options.first_try, patience / 3))
 
     def gives_up_at(self, options: LockOptions, began: float, patience: float, probe: Probe | None = None) -> float:
         """When a call that began then ends, unless contact is back before. ``probe``: it is that probe."""
@@ -293,18 +311,25 @@ class Contacts:
         # Another node has named it, unless no map of the cluster was read yet.
         return self._nodes.get(node) or self._nodes.setdefault(node, Contact(had=node != ""))
 
+    @property
+    def least(self) -> float:
+        """Seconds that any call has for its answer, whichever node it is for."""
+        if self.node_of is one_node:
+            return self.only.least
+        return max((contact.least for contact in list(self._nodes.values())), default=SHORTEST_CALL)
+
     def any_lost(self) -> bool:
         """Whether contact with a node is lost."""
         return any(contact.lost_at is not None for contact in (self.only, *list(self._nodes.values())))
 
     def note_failure(self, op: Step | Command, sent_at: float, failed: StepFailed, now: float) -> None:
         """A request that was sent at that time failed."""
-        contact = self.of(_key_of(failed.part or op))
+        contact = self.of(key_of(failed.part or op))
         if not failed.retry and failed.ever_answered:
             if failed.answered and contact.had and not contact.refuses():
                 self.note_reply(op, None, sent_at, now)  # it answers; what it says is for the caller
             return
-        contact.lose(_name_of(op), sent_at, failed, now)
+        contact.lose(name_of(op), sent_at, failed, now)
         self.calm = False  # last: see note_reply
         if line := contact.line(now):
             self._log(line + self._held(now))
@@ -315,7 +340,7 @@ class Contacts:
         """A request that was sent at that time was served."""
         if self._is_in_parts(op):
             return  # the engine has noted each part, which may be not all of them
-        contact = self.of(_key_of(op))
+        contact = self.of(key_of(op))
         if line := contact.serve(op, reply, sent_at, now):
             self._log(line)
         self.calm = contact is self.only and contact.is_calm()
@@ -335,7 +360,7 @@ class Contacts:
 
     def _is_in_parts(self, op: Step | Command) -> bool:
         """Whether this is a step on several names of different nodes."""
-        if self.node_of is one_node or not _name_of(op).startswith("multi_") or not isinstance(op, Step):
+        if self.node_of is one_node or not name_of(op).startswith("multi_") or not isinstance(op, Step):
             return False
         return len({self.node_of(key) for key in op.keys}) > 1
 
@@ -355,21 +380,3 @@ class Contacts:
 
 def _requests(number: int) -> str:
     return "1 request to it" if number == 1 else f"{number} requests to it"
-
-
-def _name_of(op: Step | Command) -> str:
-    return op.script if isinstance(op, Step) else str(op.args[0])
-
-
-def _has_written(op: Step | Command, reply: object) -> bool:
-    """Whether the server has written something new for it. An abandon says whether it has written its tombstone."""
-    if not isinstance(op, Step):
-        return False
-    if op.script == "cache_look":
-        return isinstance(reply, list) and reply[0] == _CLAIMED  # a full server still serves the values that it has
-    buried = op.script in _BURYING and op.args[-1] != "0" and isinstance(reply, list) and reply[-1] == 1
-    return buried or op.script in _TAKING
-
-
-def _key_of(op: Step | Command) -> str:
-    return op.keys[0] if isinstance(op, Step) else str(op.args[1]) if len(op.args) > 1 else ""

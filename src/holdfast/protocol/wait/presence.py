@@ -25,11 +25,10 @@ from typing import Final
 
 from holdfast.protocol.effects import Effects, Step, StepFailed, call_each, clock
 from holdfast.protocol.hold import Hold
-from holdfast.protocol.wait.contact import SHORTEST_CALL, Contacts
+from holdfast.protocol.wait.contact import LONGEST_CALL, Contacts
 from holdfast.protocol.wait.failures import Failures
 
 CROWD: Final = 32  # up to this number, each waiter shows its own presence
-LONGEST_CALL: Final = 1.0  # a stuck connection must not keep the keeper from other leases for long
 REST: Final = 120.0  # longest first sleep of a waiter, in seconds; doubled after each sleep that nothing ended
 LARGE: Final = 500  # more threads than this that time out at once would delay the keeper's renewals
 EVERY: Final = 0.5  # seconds; a waiter that was not shown for a second loses its place
@@ -118,7 +117,7 @@ class Crowd:
         """
         if not self.members or not contacts.any_lost():
             return LONGEST_CALL
-        return min(LONGEST_CALL, max(SHORTEST_CALL, self.end_waits(now) - now))
+        return min(LONGEST_CALL, max(contacts.least, self.end_waits(now) - now))
 
     def end_waits(self, now: float) -> float:
         """Wake the waiters whose wait ends because contact is lost; returns when the next wait ends so.

@@ -25,7 +25,6 @@ from holdfast.protocol.hold import HELD, Hold
 from holdfast.protocol.inspection.explaining import explain_wait
 from holdfast.protocol.reporting import LONG_WAIT, report_long_wait
 from holdfast.protocol.retry import Tries, backoff
-from holdfast.protocol.wait.contact import SHORTEST_CALL
 from holdfast.protocol.wait.presence import is_attended
 
 if TYPE_CHECKING:
@@ -162,7 +161,7 @@ class WaitLoop:
         if self.patient:
             router.asks.begin(hold)
             channel = router.enlist(hold) or (NO_CHANNEL if self.unsubscribed else "")
-            longest = max(SHORTEST_CALL, self.until - now)
+            longest = max(hold.contact.least, self.until - now)
         try:
             return (yield from ask(self, channel, now, min(self.tries.timeout(now), longest))), channel
         finally:
