@@ -98,8 +98,8 @@ def test_random_programs_go_the_same_way_on_every_stage(
     # In the world no time passes. On a busy machine it must not make a difference either: that the keeper looks after a
     # tenth of a second, and that a short wait gives an answer no more than that, has tests of its own.
     monkeypatch.setattr("holdfast.protocol.hold.CHECK_AFTER", 60.0)
-    for module in ("retry", "wait.waiting"):
-        monkeypatch.setattr(f"holdfast.protocol.{module}.SHORTEST_CALL", 5.0)
+    for limit in ("retry.SHORTEST_CALL", "wait.contact.SHORTEST_CALL", "wait.contact.LONGEST_CALL"):
+        monkeypatch.setattr(f"holdfast.protocol.{limit}", 5.0)
     transcripts = {}
     for stage in STAGES:
         with server.client() as admin:
