@@ -8,7 +8,9 @@ import pytest
 
 import holdfast
 import holdfast.aio
-from tests.outages.test_outage_wait_simulated import FAULTS, Timed, acquire, acquire_and_hold, heal, warm_client
+from holdfast.protocol.wait.contact import SHORTEST_CALL
+from tests.outages.test_contact_simulated import contact_of
+from tests.outages.test_outage_wait_simulated import FAULTS, Timed, acquire, acquire_and_hold, heal, kill, warm_client
 from tests.protocol.harness import Play
 
 ROUND_TRIPS = [0.05, 0.12, 0.2, 0.3]
@@ -21,11 +23,10 @@ def far_away(round_trip: float) -> Play:
 
 
 def use(play: Play, client: holdfast.aio.Client) -> None:
-    """The first requests make a connection and load scripts; then it is known how far away the server is."""
-    for _ in range(3):
-        call = Timed(play, client, acquire("warm"))
-        play.run(3)
-        assert isinstance(call.result, holdfast.aio.Lease)
+    """A first request, which makes a connection and loads a script."""
+    call = Timed(play, client, acquire("warm"))
+    play.run(3)
+    assert isinstance(call.result, holdfast.aio.Lease)
 
 
 @pytest.mark.parametrize("round_trip", ROUND_TRIPS)
@@ -80,3 +81,37 @@ def test_leases_are_renewed_beside_many_that_end(round_trip: float, options: dic
         play.run(0.05)
     assert not any(call.ended for call in held), [call.result for call in held]
     assert {type(call.result) for call in ended[:180]} == {holdfast.LeaseLost}
+
+
+def test_late_replies_of_a_server_that_hung_do_not_make_it_far_away() -> None:
+    play = Play(seed=1)
+    client = warm_client(play)
+    assert contact_of(client).least == SHORTEST_CALL
+    play.world.hang()
+    for number in range(8):
+        Timed(play, client, acquire(f"x{number}"))
+        play.run(0.3)
+    heal(play)
+    play.run(3)
+    for number in range(8):
+        Timed(play, client, acquire(f"y{number}"))
+        play.run(0.1)
+    assert contact_of(client).lost_at is None
+    assert contact_of(client).least == SHORTEST_CALL
+
+
+def test_it_is_found_out_how_far_away_a_server_is_once_it_has_moved() -> None:
+    play = far_away(0.002)
+    client = warm_client(play)
+    play.world.latency_us = 150_000
+    for number in range(8):
+        Timed(play, client, acquire(f"x{number}", wait=1))
+        play.run(1)
+    kill(play)
+    Timed(play, client, acquire("y", wait=1))
+    play.run(1)
+    heal(play)
+    call = Timed(play, client, acquire("z"))
+    play.run(6)
+    assert isinstance(call.result, holdfast.aio.Lease)
+    assert contact_of(client).least == pytest.approx(0.9)

@@ -22,8 +22,9 @@ concerned either: renewals, releases, extensions and clean-ups are tried as long
 Atomic: single attributes and dict operations, so any thread may call. If two threads note at once, the record may be a
 few milliseconds off.
 
-A server may be far away. So a call has never less than ``least`` seconds: three round trips, as the first requests
-show that were served since contact began, or began again.
+A server may be far away. So a call has never less than ``least`` seconds: three round trips, as long as the quickest
+request took that was served since contact began, or began again. One quick request shows that the server is near.
+Slow ones may have waited for a connection, for a busy process, or for a server that hung, so many are looked at.
 
 Clocks: times are those of the driver.
 """
@@ -47,7 +48,7 @@ PROBE_EVERY: Final = 0.5
 _FIRST_LINE: Final = 0.25  # seconds without contact after which an outage is logged, and waiters are told
 _FIRST_PAUSE: Final = 1.0  # seconds until the next line; doubled each time
 _RAREST_LINE: Final = 60.0
-_MEASURED: Final = 3  # requests that show how far away the server is; the first may make a connection and load a script
+_MEASURED: Final = 50  # slow requests after which the server counts as far away for as long as contact lasts
 _NEVER: Final = float("inf")
 
 
@@ -100,8 +101,8 @@ class Contact:
         self.failed: StepFailed | None = None  # the last one; kept when contact is back, for calls that end just then
         self.failures = 0  # since it was lost
         self.least = SHORTEST_CALL  # seconds that any call has for its answer
-        self._round_trip = 0.0  # the shortest of those measured since contact began
-        self._measured = 0
+        self._round_trip = 0.0  # the shortest time that a request took
+        self._measured = 0  # requests
         self._failed_at = 0.0  # when the last failure was known
         self._broke_at = _NEVER  # when a connection was found closed, with nothing served since
         self._refused: set[str] = set()  # what the server has answered with an error, by name
@@ -187,8 +188,8 @@ class Contact:
 
     def is_calm(self) -> bool:
         """Whether there is contact, and nothing to remember when the next request is served."""
-        known = self.had and self._measured >= _MEASURED
-        return known and self.lost_at is None and self._broke_at == _NEVER and not self._refused
+        known = self.least == SHORTEST_CALL or self._measured >= _MEASURED
+        return self.had and known and self.lost_at is None and self._broke_at == _NEVER and not self._refused
 
     # How long a call goes on.
 
