@@ -97,8 +97,8 @@ def transport_failure(
         failed.connection_broke = True
         return failed
     what, advice = _why_no_connection(error, tls=tls)
-    known = ever_answered
-    return _failed(Unavailable({address: what}, advice), error, sent=False, retry=known, ever_answered=known)
+    refused = Unavailable({address: what}, advice)
+    return _failed(refused, error, sent=False, retry=ever_answered, ever_answered=ever_answered)
 
 
 _CERTIFICATE: Final = "ssl_certfile= and ssl_keyfile="

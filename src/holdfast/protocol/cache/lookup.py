@@ -77,6 +77,10 @@ class Patience(NamedTuple):
         """No new try after this. A caller that does not wait for a computation waits for an answer."""
         return self.until if self.until > self.started else _NEVER
 
+    def for_an_answer(self, options: LockOptions) -> float:
+        """Seconds without an answer after which it gives up. A computation may take longer, if the server answers."""
+        return min(self.last_try - self.started, options.timeout)
+
 
 def ask(group: Group, entry: Entry, policy: Policy) -> Effects[Computation]:
     """The value, loaded; or a failure; or the right to compute it. Waits while another caller computes it.
@@ -146,8 +150,7 @@ def _ask(group: Group, entry: Entry, policy: Policy, patience: Patience, unreada
 def _may_go_on(group: Group, entry: Entry, policy: Policy, patience: Patience, now: float) -> bool:
     """Whether that caller has not tried for long enough in the present outage, although its leader has."""
     contact, options = group.driver.registry.contacts.of(entry.shared[0]), policy.options
-    longest = min(patience.last_try - patience.started, options.timeout)
-    ends: float = contact.gives_up_at(options, patience.started, longest)
+    ends: float = contact.gives_up_at(options, patience.started, patience.for_an_answer(options))
     return now < ends < _NEVER
 
 
@@ -169,8 +172,7 @@ class Search:
         hold.kind = "cache"
         patience = self._patience
         hold.began, hold.probe = patience.started, patience.probe
-        # A computation may take long, but tries without an answer end after the client's timeout.
-        hold.patience = min(patience.last_try - patience.started, hold.options.timeout)
+        hold.patience = patience.for_an_answer(hold.options)
         hold.token = yield from new_token(self._policy.options.label)
         return hold
 

@@ -170,7 +170,8 @@ def show_presence(crowd: Crowd, until: float, timeout: float) -> Effects[None]:
             replies = yield from call_each([present_step(holds) for holds in batch], timeout)
         finally:
             for hold in shown:
-                hold.sent_at = None
+                if hold.sent_at == asked_at:  # else it asks by itself meanwhile
+                    hold.sent_at = None
         for holds, reply in zip(batch, replies, strict=True):
             if isinstance(reply, StepFailed):
                 for hold in holds:
