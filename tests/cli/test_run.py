@@ -388,6 +388,18 @@ def test_the_wait_ends_while_the_server_hangs_and_only_events_are_told(own_serve
     assert 0.5 <= float(waited[1]) < 4.0, "not the 5 s of the client's timeout"
 
 
+def test_it_waits_for_a_server_that_comes_back_as_long_as_it_was_told_to(own_server: Server, start: Start) -> None:
+    own_server.client().set("job", "somebody else's")
+    process = start(own_server, "--json", "--wait", "1m", "job", "--", "echo", "ran")
+    assert json.loads(error_line(process))["event"] == "waiting"
+    own_server.kill()
+    time.sleep(3.0)  # longer than the outage_wait of a client
+    assert process.poll() is None
+    own_server.restart()
+    code, out, _ = ended(process)
+    assert (code, out) == (0, "ran\n")
+
+
 def test_a_signal_is_heeded_while_the_server_hangs(own_server: Server, start: Start) -> None:
     own_server.client().set("job", "somebody else's")
     process = start(own_server, "--json", "job", "--", "echo", "ran")
