@@ -42,6 +42,23 @@ def ask(face: Any, what: str) -> Any:
     return asked if face.kind == "blocking" else face._call(asked)
 
 
+def test_the_embedded_server_is_offered_only_where_nobody_ever_answered(
+    connect: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Server() as server:
+        face, stranger = connect(server.url, outage_wait=0.5), connect(server.url)
+        with face.lock("warm"):
+            pass
+        server.kill()
+        with caplog.at_level(logging.WARNING, "holdfast"), pytest.raises(holdfast.Unavailable) as later:
+            face.lock("x").acquire(timeout=5)
+        with pytest.raises(holdfast.Unavailable) as first:
+            stranger.lock("x").acquire(timeout=5)
+        assert "or use local:// for an embedded one" in str(first.value)
+        assert "nothing listens there" in caplog.text
+        assert "local://" not in f"{later.value} {caplog.text}"
+
+
 def test_a_server_that_was_never_there_is_logged(connect: Any, caplog: pytest.LogCaptureFixture) -> None:
     face = connect(f"redis://127.0.0.1:{free_port()}")
     with caplog.at_level(logging.WARNING, "holdfast"):
