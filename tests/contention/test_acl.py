@@ -193,3 +193,14 @@ def test_waiter_that_polls_keeps_its_place_among_those_that_listen(
             held = waiter.outcome()
             assert not any(later.is_over() for later in waiters[place + 1 :])
         held.release()
+
+
+def test_a_release_that_is_forbidden_names_its_lock_and_what_is_missing(server: Server, admin: redis.Redis) -> None:
+    with user(server, admin, *NEEDED, *BELLS, *TRACKING) as url, holdfast.connect(url, timeout=1.0) as client:
+        lease = client.lock("app:x").acquire()
+        admin.execute_command("ACL", "SETUSER", "app", "-@all")
+        with pytest.raises(holdfast.Unavailable, match="the release of lock 'app:x': cannot use") as refused:
+            lease.release()
+        admin.execute_command("ACL", "SETUSER", "app", *NEEDED)
+    assert "permission" in str(refused.value)
+    assert "repeated in the background" not in str(refused.value)

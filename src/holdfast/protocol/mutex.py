@@ -325,7 +325,7 @@ def _unreleased(hold: Hold, failed: StepFailed, sent: bool, now: float) -> Holdf
     if sent:
         return OutcomeUnknown(hold.name, "a release", f"it is repeated in the background, and the lease {ends}")
     error = outage(failed, f"the release of lock {hold.name!r}")
-    if isinstance(error, Unavailable):
+    if isinstance(error, Unavailable) and failed.retry:  # else its advice says what keeps the release from succeeding
         error = Unavailable(error.causes, f"It is repeated in the background, and the lease {ends}", error.subject)
     return error
 
