@@ -15,11 +15,13 @@
     ├── Unsupported                  this server, engine, kind of lock or ticket cannot do that
     ├── InvalidName                  a lock name that is not allowed (also a ValueError)
     └── InvalidConfig                an option, argument or URL that is not allowed (also a ValueError)
+        └── UnknownOption            there is no option of that name (also a TypeError)
 
-An error keeps facts as attributes and computes its message from them, so a message always matches the facts and never
-contains a token or a password. Each message says what happened, to which lock, and what to do next. Exceptions of
-other libraries never leave Holdfast; they are chained as causes. Every error can be pickled, because work guarded by a
-lock is often done in a process pool.
+``name`` of an error is the name that the program used; messages show ``key``, the name with its namespace. An error
+keeps facts as attributes and computes its message from them, so a message always matches the facts and never contains a
+token or a password. Each message says what happened, to which lock, and what to do next. Exceptions of other libraries
+never leave Holdfast; they are chained as causes. Every error can be pickled, because work guarded by a lock is often
+done in a process pool; ``args`` are JSON, because a task queue may send them as that.
 """
 
 from __future__ import annotations
@@ -44,6 +46,7 @@ __all__ = [
     "OverRelease",
     "StaleFence",
     "Unavailable",
+    "UnknownOption",
     "UnsafeRecipeWarning",
     "Unsupported",
     "WouldDeadlock",
@@ -87,13 +90,14 @@ def _rebuild(cls: type[HoldfastError], args: tuple[Any, ...], facts: dict[str, A
 class NotAcquired(HoldfastError):
     """The lock was not obtained."""
 
-    def __init__(self, name: str, reason: str = "another holder has it") -> None:
-        super().__init__(name, reason)
+    def __init__(self, name: str, reason: str = "another holder has it", key: str = "") -> None:
+        super().__init__(name, reason, key or name)
         self.name = name
         self.reason = reason
+        self.key = key or name
 
     def _message(self) -> str:
-        return f"lock {self.name!r} was not acquired: {self.reason}"
+        return f"lock {self.key!r} was not acquired: {self.reason}"
 
 
 class AcquireTimeout(NotAcquired, TimeoutError):
@@ -104,53 +108,68 @@ class AcquireTimeout(NotAcquired, TimeoutError):
     refused. A server that does not answer raises Unavailable, never AcquireTimeout.
     """
 
-    def __init__(
-        self, name: str, waited: float, reason: str = "", holder: Holder | None = None, refused: str = ""
+    def __init__(  # noqa: PLR0917 (they are ``args``, from which a task queue builds the error again)
+        self,
+        name: str,
+        waited: float,
+        reason: str = "",
+        holder: Holder | Mapping[str, Any] | None = None,  # a mapping if ``args`` come from JSON
+        refused: str = "",
+        key: str = "",
     ) -> None:
-        it = repr(refused) if refused else "it"  # of several names, the one that was refused
-        if holder is None:
-            by = f"another client holds {it}, or is ahead in its queue"
-        elif holder.mode == "reserved":
-            by = f"{it} is reserved for {holder}, which also waits for other names"
-        else:
-            by = f"{holder} holds {it}"
-        super().__init__(name, reason or f"{by}. Wait longer (wait=), or catch AcquireTimeout and try again later")
+        holder = Holder(**holder) if isinstance(holder, Mapping) else holder
+        super().__init__(name, reason or why_busy(holder, refused), key)
         self.waited = waited
-        self.holder = holder  # not in args, which must be JSON-serializable
+        self.holder = holder
         self.refused = refused or name  # of several names, the one that was refused
-        self.args = name, waited, self.reason
+        facts = None if holder is None else holder.as_json()
+        self.args = name, waited, self.reason, facts, self.refused, self.key
 
     def _message(self) -> str:
         waited = f"within {rounded(self.waited)} s" if self.waited else "at the first try"
-        return f"lock {self.name!r} was not acquired {waited}: {self.reason}"
+        return f"lock {self.key!r} was not acquired {waited}: {self.reason}"
+
+
+def why_busy(holder: Holder | None, refused: str = "") -> str:
+    """Why a lock was refused, and what to do. ``refused``: of several names, the one that was refused."""
+    it = repr(refused) if refused else "it"
+    if holder is None:
+        by = f"another client holds {it}, or is ahead in its queue"
+    elif holder.mode == "reserved":
+        by = f"{it} is reserved for {holder}, which also waits for other names"
+    else:
+        by = f"{holder} holds {it}"
+    return f"{by}. Wait longer (wait=), or catch AcquireTimeout and try again later"
 
 
 class WouldDeadlock(NotAcquired, RuntimeError):
     """A reader asked for the write side of the lock that it holds, or a writer for the read side."""
 
-    def __init__(self, name: str, reason: str = "") -> None:
+    def __init__(self, name: str, reason: str = "", key: str = "") -> None:
         super().__init__(
             name,
             reason
             or "this thread or task holds its read side, and two readers that both wait to write would wait forever. "
             "Release the read side, acquire the write side, and read the data again",
+            key,
         )
 
 
 class LeaseLost(HoldfastError):
     """The lease ended before its holder released it. Another holder may have run at the same time."""
 
-    def __init__(self, name: str, fence: int | None, reason: str) -> None:
-        super().__init__(name, fence, reason)
+    def __init__(self, name: str, fence: int | None, reason: str, key: str = "") -> None:
+        super().__init__(name, fence, reason, key or name)
         self.name = name
         self.fence = fence
         self.reason = reason
+        self.key = key or name
 
     def _message(self) -> str:
         if self.fence is None:  # a recipe has none
-            return f"the lease on {self.name!r} was lost: {self.reason}. Stop the guarded work, and check what it wrote"
+            return f"the lease on {self.key!r} was lost: {self.reason}. Stop the guarded work, and check what it wrote"
         return (
-            f"the lease on {self.name!r} (fence {self.fence}) was lost: {self.reason}. Stop the guarded work, and "
+            f"the lease on {self.key!r} (fence {self.fence}) was lost: {self.reason}. Stop the guarded work, and "
             "let the resource refuse writes with this fence (holdfast.guard)"
         )
 
@@ -159,32 +178,36 @@ class NotHeld(HoldfastError, RuntimeError):
     """release() was called for a lock that is not held."""
 
     def __init__(
-        self, name: str, reason: str = "is not held through this object: acquire it first, and release it once"
+        self,
+        name: str,
+        reason: str = "is not held through this object: acquire it first, and release it once",
+        key: str = "",
     ) -> None:
-        super().__init__(name, reason)
+        super().__init__(name, reason, key or name)
         self.name = name
         self.reason = reason
+        self.key = key or name
 
     def _message(self) -> str:
-        return f"lock {self.name!r} {self.reason}"
+        return f"lock {self.key!r} {self.reason}"
 
 
 class OverRelease(NotHeld, ValueError):
     """More permits of a semaphore were released than this object holds. None was released."""
 
-    def __init__(self, name: str, reason: str = "", held: int = 0, released: int = 1) -> None:
-        super().__init__(name, reason)
+    def __init__(self, name: str, reason: str = "", held: int = 0, released: int = 1, key: str = "") -> None:
+        super().__init__(name, reason, key)
         self.held = held
         self.released = released
-        self.args = name, reason, held, released
+        self.args = name, reason, held, released, self.key
 
     def _message(self) -> str:
         if self.reason:
-            return f"the permit of {self.name!r} {self.reason}"
+            return f"the permit of {self.key!r} {self.reason}"
         if not self.held:
-            return f"no permit of {self.name!r} is held through this object: release each permit once"
+            return f"no permit of {self.key!r} is held through this object: release each permit once"
         return (
-            f"{self.released} permits of {self.name!r} cannot be released, because this object holds "
+            f"{self.released} permits of {self.key!r} cannot be released, because this object holds "
             f"{self.held}: release each permit once"
         )
 
@@ -192,29 +215,31 @@ class OverRelease(NotHeld, ValueError):
 class ComputeFailed(HoldfastError):
     """Another caller computed this value for all callers, and failed. ``kind`` names the type of its exception."""
 
-    def __init__(self, name: str, kind: str, message: str) -> None:
-        super().__init__(name, kind, message)
+    def __init__(self, name: str, kind: str, message: str, key: str = "") -> None:
+        super().__init__(name, kind, message, key or name)
         self.name = name
         self.kind = kind
         self.message = message
+        self.key = key or name
 
     def _message(self) -> str:
         failure = f"{self.kind}: {self.message}" if self.message else self.kind
-        return f"the value of {self.name!r} could not be computed: {failure}"
+        return f"the value of {self.key!r} could not be computed: {failure}"
 
 
 class ComputeTimeout(HoldfastError, TimeoutError):
     """Another caller was still computing the value when the wait was over."""
 
-    def __init__(self, name: str, waited: float) -> None:
-        super().__init__(name, waited)
+    def __init__(self, name: str, waited: float, key: str = "") -> None:
+        super().__init__(name, waited, key or name)
         self.name = name
         self.waited = waited
+        self.key = key or name
 
     def _message(self) -> str:
         waited = f"after {rounded(self.waited)} s" if self.waited else "at the first try"
         return (
-            f"another caller was still computing the value of {self.name!r} {waited}. Wait longer (wait=), or serve "
+            f"another caller was still computing the value of {self.key!r} {waited}. Wait longer (wait=), or serve "
             "old values meanwhile (stale=)"
         )
 
@@ -222,19 +247,20 @@ class ComputeTimeout(HoldfastError, TimeoutError):
 class StaleFence(HoldfastError):
     """A write was refused, because a later holder has written there. ``stored`` is the fence of that holder."""
 
-    def __init__(self, name: str, fence: int, stored: int | None, resource: str) -> None:
-        super().__init__(name, fence, stored, resource)
+    def __init__(self, name: str, fence: int, stored: int | None, resource: str, key: str = "") -> None:
+        super().__init__(name, fence, stored, resource, key or name)
         self.name = name
         self.fence = fence
         self.stored = stored
         self.resource = resource
+        self.key = key or name
 
     def _message(self) -> str:
         resource = self.resource if len(self.resource) <= 60 else f"{self.resource[:57]}..."
         seen = "another holder" if self.stored == self.fence else "a later holder"
         record = "" if self.stored is None else f" (fence {self.stored})"
         return (
-            f"a write to {resource} under lock {self.name!r:.60} (fence {self.fence}) was refused, because "
+            f"a write to {resource} under lock {self.key!r:.60} (fence {self.fence}) was refused, because "
             f"{seen}{record} has written there. Discard this work, and start over under a new lease"
         )
 
@@ -242,14 +268,15 @@ class StaleFence(HoldfastError):
 class OutcomeUnknown(HoldfastError):
     """A request was sent, and no reply says what it did: it may or may not have taken effect."""
 
-    def __init__(self, name: str, action: str, advice: str) -> None:
-        super().__init__(name, action, advice)
+    def __init__(self, name: str, action: str, advice: str, key: str = "") -> None:
+        super().__init__(name, action, advice, key or name)
         self.name = name
         self.action = action
         self.advice = advice
+        self.key = key or name
 
     def _message(self) -> str:
-        return f"{self.action} of {self.name!r} was sent and not answered, so its outcome is unknown: {self.advice}"
+        return f"{self.action} of {self.key!r} was sent and not answered, so its outcome is unknown: {self.advice}"
 
 
 class Unavailable(HoldfastError, ConnectionError):
@@ -304,6 +331,10 @@ class InvalidConfig(HoldfastError, ValueError):
 
     def _message(self) -> str:
         return f"{self.what}: {self.problem}"
+
+
+class UnknownOption(InvalidConfig, TypeError):
+    """An option that does not exist, or that has another name here than in another library."""
 
 
 class LocalOnlyWarning(UserWarning):

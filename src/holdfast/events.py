@@ -35,10 +35,15 @@ class Event:
     """What happened to one lock."""
 
     name: str  # of the lock; several names are joined by ", "
+    key: str = ""  # the name with its namespace, as messages show it
     kind: str  # "lock", "rlock", "rwlock", "semaphore" or "cache"; an election is a "lock"
     mode: str = ""  # of a rwlock: "read" or "write"
     label: str = ""
     fence: int | None = None  # of the hold; None before it is granted
+
+    def __post_init__(self) -> None:
+        if not self.key:
+            object.__setattr__(self, "key", self.name)
 
     def as_dict(self) -> dict[str, Any]:
         """All fields as JSON has them, and the event's own name as ``event``."""

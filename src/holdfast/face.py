@@ -224,8 +224,8 @@ class BaseClient:
             )
         return recipe
 
-    def _log_stale(self, name: str, error: BaseException) -> None:
-        log.warning("%r could not be refreshed; served its old value: %r", name, error, exc_info=error)
+    def _log_stale(self, key: str, error: BaseException) -> None:
+        log.warning("%r could not be refreshed; served its old value: %r", key, error, exc_info=error)
 
     def __reduce__(self) -> Any:
         raise TypeError("a client cannot be pickled: connect in the other process")

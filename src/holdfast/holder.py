@@ -70,6 +70,11 @@ class LockInfo:
     waiter_count: int = 0  # of all waiters; if there are many, ``waiters`` has only the first ones
     left: int | None = None  # of a latch: how many counts are left until it opens
     at: float = 0.0  # when it was seen: seconds since 1970, by the server's clock; on etcd by ours
+    key: str = ""  # the name with its namespace, as messages show it
+
+    def __post_init__(self) -> None:
+        if not self.key:
+            object.__setattr__(self, "key", self.name)
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -85,6 +90,7 @@ class Broken:
     by: Holder  # the operator
     reason: str
     fence: int | None  # after the break: greater than the holder's, lower than that of all later holders
+    key: str = ""  # the name with its namespace
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -44,6 +44,11 @@ class BaseLease:
         return self._hold.keys.name
 
     @property
+    def key(self) -> str:
+        """The name with its namespace, as messages show it."""
+        return self._hold.keys.key
+
+    @property
     def token(self) -> str:
         """What the lock's key holds on the server. It is a capability: keep it out of logs."""
         return self._hold.token
@@ -91,7 +96,7 @@ class BaseLease:
         permit = f" ({hold.permit})" if hold.permit else ""
         kind = f"{type(self).__module__}.{type(self).__name__}"
         fence = f", fence {self.fence}" if self.fence is not None else ""
-        return f"<{hold.state(self._driver.now())} {kind} on {self.name!r}{permit}{fence}>"
+        return f"<{hold.state(self._driver.now())} {kind} on {self.key!r}{permit}{fence}>"
 
     def __del__(self) -> None:
         # At interpreter shutdown these attributes may be gone already, and a warning would not be shown.
@@ -102,7 +107,7 @@ class BaseLease:
                 if registry.closed:  # close() has released it
                     return
                 warnings.warn(
-                    f"a lease on {hold.name!r} was dropped without release(): it is not renewed any more",
+                    f"a lease on {hold.key!r} was dropped without release(): it is not renewed any more",
                     ResourceWarning,
                     stacklevel=2,
                     source=self,

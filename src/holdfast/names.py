@@ -27,6 +27,7 @@ class Keys(NamedTuple):
     """The keys of one lock. A side key is ``head``, its purpose, and ``tail``."""
 
     name: str
+    key: str  # for texts and `.key`: the name with its namespace; several are joined by ", "
     main: str
     shared: tuple[str, str, str, str]  # main, fence, queue, waiters: the keys of every step on the queue
     head: str
@@ -56,7 +57,7 @@ def keys_of(name: str, namespace: str = "") -> Keys:
     head = f"{main}:{WIRE}:"
     tail = "" if tagged else f":{{{main}}}"
     shared = main, f"{head}fence{tail}", f"{head}queue{tail}", f"{head}waiters{tail}"
-    return Keys(name, main, shared, head, tail)
+    return Keys(name, main, main, shared, head, tail)
 
 
 def not_a_name(value: object) -> str:

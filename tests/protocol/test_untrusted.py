@@ -14,7 +14,8 @@ import holdfast
 from holdfast import untrusted
 from holdfast.holder import holder_of, is_foreign, readable_of
 from holdfast.lease import MAX_FENCE
-from holdfast.protocol.cache.entry import ComputeFailure
+from holdfast.names import keys_of
+from holdfast.protocol.cache.entry import ComputeFailure, entry_of
 from holdfast.protocol.inspection.history import read_entry, read_notice
 from holdfast.protocol.inspection.reading import seen_in
 from holdfast.protocol.intents.layout import is_writer, kind_of, read_value, times_of, token_of
@@ -43,7 +44,7 @@ OF_BYTES: dict[str, Any] = {
     "leader_of": lambda raw: leader_of(raw, 7),
     "read_entry": read_entry,
     "read_notice": read_notice,
-    "failure of a computation": lambda raw: ComputeFailure.read(raw).as_error("k"),
+    "failure of a computation": lambda raw: ComputeFailure.read(raw).as_error(entry_of("k")),
 }
 OF_TEXT: dict[str, Any] = {
     "printable": untrusted.printable,
@@ -117,7 +118,7 @@ def test_any_inspection(lock: Any, holders: Any, waiters: Any, latch: Any, kind:
     ]
     found = REPLIES["inspect_lock"](reply)
     assert isinstance(found, Inspected)
-    for seen in seen_in("k", found):
+    for seen in seen_in(keys_of("k"), found):
         check_plain(seen.info())
 
 

@@ -109,14 +109,14 @@ class Client(BaseClient):
         if computation.hold is None:
             return computation.read()
         try:
-            data = computation.pack(await finished(fn(), f"get_or_compute({entry.name!r})"))
+            data = computation.pack(await finished(fn(), f"get_or_compute({entry.key!r})"))
         except GeneratorExit:  # aio only: the event loop was closed, and nothing can be awaited any more
             raise
         except BaseException as error:
             if not await self._driver.run(computation.fail(error)):
                 del computation  # else there is a reference cycle: computation, error, traceback, this frame
                 raise
-            self._log_stale(entry.name, error)
+            self._log_stale(entry.key, error)
             return computation.read()
         return await self._driver.run(computation.store(data))
 

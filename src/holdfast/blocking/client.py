@@ -95,12 +95,12 @@ class Client(BaseClient):
         if computation.hold is None:
             return computation.read()
         try:
-            data = computation.pack(finished(fn(), f"get_or_compute({entry.name!r})"))
+            data = computation.pack(finished(fn(), f"get_or_compute({entry.key!r})"))
         except BaseException as error:
             if not self._driver.run(computation.fail(error)):
                 del computation  # else there is a reference cycle: computation, error, traceback, this frame
                 raise
-            self._log_stale(entry.name, error)
+            self._log_stale(entry.key, error)
             return computation.read()
         return self._driver.run(computation.store(data))
 

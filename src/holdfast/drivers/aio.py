@@ -238,10 +238,10 @@ class Driver:
         try:
             outcome = callback()
         except Exception:
-            log.exception("on_lost of the lock %r failed", hold.name)
+            log.exception("on_lost of the lock %r failed", hold.key)
             return
         if inspect.isawaitable(outcome):
-            task = asyncio.ensure_future(_finish_on_lost(outcome, hold.name))
+            task = asyncio.ensure_future(_finish_on_lost(outcome, hold.key))
             self._on_lost_tasks.add(task)
             task.add_done_callback(self._on_lost_tasks.discard)
 
@@ -325,11 +325,11 @@ def _is_body_of(hold: Hold, task: asyncio.Task[Any] | None) -> bool:
     return isinstance(body, Body) and body.task is task
 
 
-async def _finish_on_lost(outcome: Any, name: str) -> None:
+async def _finish_on_lost(outcome: Any, key: str) -> None:
     try:
         await outcome
     except Exception:
-        log.exception("on_lost of the lock %r failed", name)
+        log.exception("on_lost of the lock %r failed", key)
 
 
 def _count(engine: Any, standby: Any, dedicated: Any, subscribed: bool) -> NodeStatistics:

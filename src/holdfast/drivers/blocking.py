@@ -227,7 +227,7 @@ class Driver:
         if (now := clock.now()) < self._log_at:
             return
         self._log_at = now + _LOG_EVERY
-        names = [repr(hold.name) for hold in list(self.registry.holds)[:_MOST_NAMED]]
+        names = [repr(hold.key) for hold in list(self.registry.holds)[:_MOST_NAMED]]
         log.error(
             "leases of %s are not renewed and end with their ttl (%s), because no thread can be started: %s. Let other "
             "threads end, or raise the limit (ulimit -u, or that of the container); the next acquire tries again",
@@ -257,7 +257,7 @@ class Driver:
                     "on_event is too slow: %s events wait for it, so %s of %r and perhaps more are not reported to it",
                     f"{_MOST_EVENTS:,}",
                     type(event).__name__,
-                    event.name,
+                    event.key,
                 )
         except RuntimeError as error:
             if not is_exiting(error):
@@ -278,7 +278,7 @@ class Driver:
                 log.error(
                     "on_lost of the lock %r runs in the thread that found the loss, because no thread can be started: "
                     "%s. It may delay renewals",
-                    hold.name,
+                    hold.key,
                     error,
                 )
                 _call_on_lost(hold)
@@ -342,7 +342,7 @@ def _call_on_lost(hold: Hold) -> None:
         if hold.notify is not None:
             hold.notify()
     except Exception:
-        log.exception("on_lost of the lock %r failed", hold.name)
+        log.exception("on_lost of the lock %r failed", hold.key)
 
 
 def _count(engine: Any, shared: Any, subscribed: bool) -> NodeStatistics:

@@ -64,7 +64,7 @@ class Observers:
                 try:
                     hook(event)
                 except Exception:
-                    log.exception("on_event failed for %s of %s %r", type(event).__name__, event.kind, event.name)
+                    log.exception("on_event failed for %s of %s %r", type(event).__name__, event.kind, event.key)
         finally:
             self._here.in_hook = False
 
@@ -103,7 +103,7 @@ def level_of(event: Event) -> int:
 
 def describe(event: Event) -> str:
     """The event as one sentence."""
-    what = f"{event.kind} {event.name!r}" + (f" ({event.mode})" if event.mode else "")
+    what = f"{event.kind} {event.key!r}" + (f" ({event.mode})" if event.mode else "")
     if isinstance(event, Waiting):
         held = f"is held by {event.holder}{_since(event.holder)}" if event.holder else "has other waiters before it"
         since = f" for {rounded(event.waited)} s so far" if event.waited else ""

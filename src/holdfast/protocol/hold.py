@@ -105,6 +105,10 @@ class Hold:
         return self.keys.name
 
     @property
+    def key(self) -> str:
+        return self.keys.key
+
+    @property
     def names(self) -> tuple[str, ...]:
         return (self.keys.name,)
 
@@ -137,7 +141,7 @@ class Hold:
 
     def name_of(self, main: str) -> str:
         """The name with that main key; empty if there is none."""
-        return dict(zip(self.main_keys, self.names, strict=True)).get(main, "")
+        return next((keys.name for keys in self.all_keys() if keys.main == main), "")
 
     # Waiting.
 
@@ -387,13 +391,15 @@ class Hold:
     def check(self, now: float, fence: int | None) -> None:
         """Raise LeaseLost, with that fence, unless it is held; NotHeld if it was released."""
         if reason := self.why_lost(now):
-            raise LeaseLost(self.name, fence, reason)
+            raise LeaseLost(self.name, fence, reason, key=self.key)
         if self.phase is not HELD:
-            raise self.not_held_error() if self.handed_over else NotHeld(self.name)
+            raise self.not_held_error() if self.handed_over else NotHeld(self.name, key=self.key)
 
     def not_held_error(self) -> NotHeld:
         """The error for a caller that uses a hold that has ended."""
-        return self.not_held_type(self.name, _HANDED_OVER) if self.handed_over else self.not_held_type(self.name)
+        if self.handed_over:
+            return self.not_held_type(self.name, _HANDED_OVER, key=self.key)
+        return self.not_held_type(self.name, key=self.key)
 
     def state(self, now: float) -> str:
         """Its state in one word."""

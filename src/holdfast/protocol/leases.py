@@ -49,7 +49,7 @@ def _release_lease(lease: BaseLease, struck: BaseException | None) -> Effects[No
     driver: Driver = lease._driver
     registry, cohorts = driver.registry, driver.cohorts
     if not hold.mine:
-        raise LeaseLost(hold.name, hold.public_fence, hold.reason)
+        raise LeaseLost(hold.name, hold.public_fence, hold.reason, key=hold.key)
     if hold not in registry.holds and struck is None:
         raise hold.not_held_error()
     ours = True
@@ -120,7 +120,7 @@ def leave_lease(lease: BaseLease, seconds: float) -> Effects[None]:
     hold = lease._hold
     driver: Driver = lease._driver
     if not hold.mine:
-        raise LeaseLost(hold.name, hold.fence, hold.reason)
+        raise LeaseLost(hold.name, hold.fence, hold.reason, key=hold.key)
     hold.check((yield from clock()), hold.fence)
     if not driver.registry.leave(hold):  # before the step: a renewal after it would make the lock last longer
         raise hold.not_held_error()

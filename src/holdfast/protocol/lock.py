@@ -64,7 +64,7 @@ class BaseLost:
 
     def __repr__(self) -> str:
         state = f"set: {self._hold.why_lost(self._driver.now())}" if self.is_set() else "unset"
-        return f"<{type(self).__module__}.Lost of {self._hold.name!r} [{state}]>"
+        return f"<{type(self).__module__}.Lost of {self._hold.key!r} [{state}]>"
 
 
 class BaseLock(Generic[L]):
@@ -99,6 +99,11 @@ class BaseLock(Generic[L]):
     @property
     def name(self) -> str:
         return self._keys.name
+
+    @property
+    def key(self) -> str:
+        """The name with its namespace, as messages show it."""
+        return self._keys.key
 
     def _mains(self) -> tuple[str, ...]:
         """The keys that exist while the lock is held."""
@@ -148,7 +153,7 @@ class BaseLock(Generic[L]):
             until, answer_by = now + patience, now + (patience or self._options.timeout)
             contacts = driver.registry.contacts
             if not contacts.calm and (contact := contacts.of(*self._mains())).lost_at is not None:
-                probe = yield from begin_in_outage(driver, contact, self._options, f"lock {self.name!r}")
+                probe = yield from begin_in_outage(driver, contact, self._options, f"lock {self.key!r}")
                 now = yield from clock()
         refuse_closed(driver)
         cohorts = driver.cohorts
@@ -248,7 +253,7 @@ class BaseLock(Generic[L]):
     def _release(self) -> Effects[None]:
         lease = self._lease
         if lease is None:
-            raise NotHeld(self.name)
+            raise NotHeld(self.name, key=self.key)
         return release_lease(lease)
 
     def _locked(self) -> Effects[bool]:
@@ -256,7 +261,7 @@ class BaseLock(Generic[L]):
 
     def _ask_server(self, step: Step | Command) -> Effects[Any]:
         """The reply to a step that changes nothing."""
-        return ask_server(self._driver, self._new_hold(), step, f"lock {self.name!r}")
+        return ask_server(self._driver, self._new_hold(), step, f"lock {self.key!r}")
 
     def _enter(self) -> Effects[L]:
         try:
@@ -347,7 +352,7 @@ class BaseLock(Generic[L]):
             if left_with is not None and left_with is not error:  # cancelled by another task while leaving the block
                 raise left_with
             if cut_short:
-                raise LeaseLost(hold.name, hold.public_fence, hold.reason)
+                raise LeaseLost(hold.name, hold.public_fence, hold.reason, key=hold.key)
         except STOPPED:
             # Interrupted before the release had begun: begin it here.
             _, lease, _ = entered = entered or self._find_entered((yield from caller()))
@@ -379,7 +384,7 @@ class BaseLock(Generic[L]):
         """The entry of the ``with`` block that is left."""
         entered = list(self._entered)
         if not entered:
-            raise NotHeld(self.name)
+            raise NotHeld(self.name, key=self.key)
         return _entry_of(me, entered)
 
     def __reduce__(self) -> Any:
@@ -387,7 +392,7 @@ class BaseLock(Generic[L]):
 
     def __repr__(self) -> str:
         state = "locked" if self._object_slot else "unlocked"
-        return f"<{state} {type(self).__module__}.Lock object {self.name!r} at {id(self):#x}>"
+        return f"<{state} {type(self).__module__}.Lock object {self.key!r} at {id(self):#x}>"
 
 
 def _entry_of(me: Hashable, entered: list[tuple[Hashable, L, Any]]) -> tuple[Hashable, L, Any]:

@@ -171,7 +171,7 @@ def acquire(hold: Hold, now: float, until: float, answer_by: float, router: Noti
         now = yield from clock()
         if failed.silent and hold.began < until <= now:
             return False  # the wait is over; ``why_refused`` says whether the silence was long enough for an outage
-        raise outage(failed, f"lock {hold.name!r}", now - started) from failed.__cause__
+        raise outage(failed, f"lock {hold.key!r}", now - started) from failed.__cause__
     finally:
         if router.waiting or router.watching:
             if hold.waiter is not NOT_WAITING:
@@ -223,11 +223,11 @@ def _ask(  # noqa: PLR0917 (hot path: passing keywords would cost half as much a
         error = Unavailable({"the server": "its answer came after the ttl"}, _TOO_SLOW)
         raise StepFailed(error, sent=True, retry=patient)
     if type(reply) is Abandoned:
-        raise NotAcquired(hold.name, *(yield from loss_reasons([(hold, ABANDONED)])))
+        raise NotAcquired(hold.name, (yield from loss_reasons([(hold, ABANDONED)]))[0], key=hold.key)
     if type(reply) is WrongKind:
         hold.answer(outcome_unknown)
         raise Unsupported(
-            f"lock {hold.name!r}: {repr(hold.name_of(reply.key)) if reply.key else 'it'} is in use as a {reply.kind}",
+            f"lock {hold.key!r}: {repr(reply.key) if reply.key else 'it'} is in use as a {reply.kind}",
             "a name is one kind of lock at a time, so choose another name for this one",
         )
     hold.refuse(reply, now, queued=channel != "", foreign=bool(reply.holder) and is_foreign(reply.holder))
@@ -287,7 +287,7 @@ def release(hold: Hold, now: float) -> Effects[None]:
         # Its holder is told at once. What may be left on the server is removed now if that is quick.
         yield from settle(hold)
         hold.reason = lost
-        raise LeaseLost(hold.name, hold.public_fence, lost)
+        raise LeaseLost(hold.name, hold.public_fence, lost, key=hold.key)
     try:
         hold.end()
         # Once the lease has ended by itself there is nothing to wait for; the keeper does the rest.
@@ -308,13 +308,14 @@ def release(hold: Hold, now: float) -> Effects[None]:
         return
     if not resent:  # else an earlier try of ours may have freed it
         hold.reason = (yield from loss_reasons([(hold, freed)]))[0]
-        raise LeaseLost(hold.name, hold.public_fence, hold.reason)
+        raise LeaseLost(hold.name, hold.public_fence, hold.reason, key=hold.key)
     now = yield from clock()
     if now >= hold.deadline:
         raise OutcomeUnknown(
             hold.name,
             "a release",
             "the key is gone now, but the lease may have ended before; let the guarded resource check the fence",
+            key=hold.key,
         )
     # Before the deadline no other client can have had the key, so our own earlier release has removed it.
 
@@ -323,8 +324,9 @@ def _unreleased(hold: Hold, failed: StepFailed, sent: bool, now: float) -> Holdf
     left = hold.gone_by() - now
     ends = f"ends by itself in about {rounded(left)} s at the latest" if left > 0 else "has ended by itself meanwhile"
     if sent:
-        return OutcomeUnknown(hold.name, "a release", f"it is repeated in the background, and the lease {ends}")
-    error = outage(failed, f"the release of lock {hold.name!r}")
+        advice = f"it is repeated in the background, and the lease {ends}"
+        return OutcomeUnknown(hold.name, "a release", advice, key=hold.key)
+    error = outage(failed, f"the release of lock {hold.key!r}")
     if isinstance(error, Unavailable) and failed.retry:  # else its advice says what keeps the release from succeeding
         error = Unavailable(error.causes, f"It is repeated in the background, and the lease {ends}", error.subject)
     return error
@@ -337,7 +339,7 @@ def extend(hold: Hold, seconds: float) -> Effects[None]:
         left = max(0.0, hold.max_hold_ends - now)
         raise InvalidConfig(
             f"extend({rounded(seconds)})",
-            f"max_hold={rounded(hold.options.max_hold or 0.0)} leaves {hold.name!r} only {rounded(left)} s more",
+            f"max_hold={rounded(hold.options.max_hold or 0.0)} leaves {hold.key!r} only {rounded(left)} s more",
         )
     hold.ask_to_prolong(seconds, now + hold.options.timeout)
     asked_at = yield from step_as_holder(hold, renew_step(hold, seconds))
@@ -353,7 +355,7 @@ def step_as_holder(hold: Hold, step: Step) -> Effects[float]:
 
     def check(now: float) -> None:
         if reason := hold.why_lost(now):
-            raise LeaseLost(hold.name, hold.public_fence, reason)
+            raise LeaseLost(hold.name, hold.public_fence, reason, key=hold.key)
         if hold.phase is ENDED:  # released by another thread in the meantime
             raise hold.not_held_error()
 
@@ -362,7 +364,7 @@ def step_as_holder(hold: Hold, step: Step) -> Effects[float]:
             lambda: step, hold.options, hold=hold, check=check
         )
     except StepFailed as failed:
-        raise outage(failed, f"lock {hold.name!r}", hold.options.timeout) from failed.__cause__
+        raise outage(failed, f"lock {hold.key!r}", hold.options.timeout) from failed.__cause__
     hold.answer(outcome_unknown)
     if found == DONE:
         return asked_at

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import TYPE_CHECKING, Final
 
-from holdfast.errors import AcquireTimeout, HoldfastError, Unavailable, rounded
+from holdfast.errors import AcquireTimeout, HoldfastError, Unavailable, rounded, why_busy
 from holdfast.holder import Holder, holder_of
 from holdfast.protocol.hold import HELD, LOST, TRYING, Hold
 from holdfast.protocol.replies import Refused
@@ -45,7 +45,7 @@ def why_refused(driver: Driver, hold: Hold, until: float) -> HoldfastError | Tim
     A request is overdue if it was under way for the answer time of the waiter that judges, together with those before
     it that failed.
     """
-    now, subject, contact = driver.now(), f"lock {hold.name!r}", hold.contact
+    now, subject, contact = driver.now(), f"lock {hold.key!r}", hold.contact
     if hold.began < until and now < until:  # it ended early
         return outage(contact.failure(), subject, now - hold.began)
     waited, active = now - hold.began, driver.cohorts.active(hold)
@@ -108,11 +108,12 @@ def holder_here(driver: Driver, hold: Hold, now: float) -> Holder | None:
 def timeout_error(driver: Driver, hold: Hold, waited: float, why: str, now: float) -> AcquireTimeout:
     """The error of a caller whose wait is over, and why the lock was refused."""
     refused = refusal_of(driver, hold)
-    name = hold.name_of(refused.key) if refused is not None and refused.key else ""
+    key = "" if refused is None else refused.key  # of several names, the refused one
     holder = holder_seen(driver, hold, now)
     if hold.mode and holder is not None:
         why = f"{why}. One holder is {holder}"  # a permit pool may have many
-    return AcquireTimeout(hold.name, waited, why, holder, name)
+    why = why or why_busy(holder, key)
+    return AcquireTimeout(hold.name, waited, why, holder, hold.name_of(key), key=hold.key)
 
 
 def held_by(me: Hashable, holder: Hashable, refused: str = "") -> str:

@@ -68,7 +68,7 @@ def confirm(hold: Hold, driver: Driver) -> Effects[None]:
         yield from confirm_renewal(hold, hold.options.ttl, driver, "grant")
         if (yield from clock()) >= hold.deadline:
             advice = "Give a longer ttl, or look why the server is that slow"
-            raise Unavailable({driver.address: "its answer came after the ttl"}, advice, f"lock {hold.name!r}")
+            raise Unavailable({driver.address: "its answer came after the ttl"}, advice, f"lock {hold.key!r}")
     except HoldfastError:
         hold.take_back()
         raise
@@ -83,7 +83,7 @@ def confirm_renewal(hold: Hold, ttl: float, driver: Driver, what: str = "renewal
         step = _writing(hold, ttl)
         kept, copies = yield from _ask_in_slots(step, options.replicas, timeout, driver.registry)
     except StepFailed as failed:
-        raise outage(failed, f"lock {hold.name!r}", timeout) from failed.__cause__
+        raise outage(failed, f"lock {hold.key!r}", timeout) from failed.__cause__
     if kept == DONE and copies >= options.replicas:
         hold.prolong(ttl, asked_at)
         return
@@ -91,7 +91,7 @@ def confirm_renewal(hold: Hold, ttl: float, driver: Driver, what: str = "renewal
         why, advice = "the server that granted it was replaced by one that knows nothing of it", "Try again"
     else:
         why, advice = _too_few(hold, copies, timeout, what)
-    raise Unavailable({driver.address: why}, advice, f"lock {hold.name!r}")
+    raise Unavailable({driver.address: why}, advice, f"lock {hold.key!r}")
 
 
 def _too_few(hold: Hold, copies: int, timeout: float, what: str) -> tuple[str, str]:

@@ -43,6 +43,7 @@ def described(hold: Hold) -> dict[str, Any]:
     mode = {"any": "read", "all": "write"}.get(hold.mode, "")
     return {
         "name": ", ".join(hold.names),
+        "key": ", ".join(keys.key for keys in hold.all_keys()),
         "kind": hold.kind,
         "mode": mode,
         "label": hold.options.label,
@@ -109,7 +110,7 @@ def _local_deadlock(waiting: Hold, holders: dict[Hold, Hold], waits: dict[object
         if blocked is None:
             return ""
         seen.add(at)
-        chain.append(blocked.name)
+        chain.append(blocked.key)
         at = _alive(holders[blocked].caller)
     if me is None:
         return ""

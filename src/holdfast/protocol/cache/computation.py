@@ -60,7 +60,7 @@ class Computation:
             unreadable = type(error).__name__
         if self._group.first_warning(self._entry.name):
             yield from warn(
-                f"the cached value of {self._entry.name!r} cannot be loaded ({unreadable}), so it counts as missing "
+                f"the cached value of {self._entry.key!r} cannot be loaded ({unreadable}), so it counts as missing "
                 "and is computed again. If another program writes it with a different serializer, give each its own key"
             )
         return False
@@ -72,17 +72,17 @@ class Computation:
     def read(self) -> Any:
         """The loaded value; raises ComputeFailed if the computation failed."""
         if isinstance(self.found, ComputeFailure):
-            raise self.found.as_error(self._entry.name)
+            raise self.found.as_error(self._entry)
         return self._value
 
     def pack(self, value: Any) -> Packed:
         """The value, serialized and read back: a value that cannot be read is not stored."""
-        name, serializer = self._entry.name, self._policy.serializer
-        data = pack(name, value, serializer)
+        key, serializer = self._entry.key, self._policy.serializer
+        data = pack(key, value, serializer)
         try:
             return Packed(data, serializer.loads(data))
         except Exception as error:
-            error.add_note(f"This serializer cannot read what it wrote for {name!r}. Give another serializer=")
+            error.add_note(f"This serializer cannot read what it wrote for {key!r}. Give another serializer=")
             raise
 
     def store(self, packed: Packed) -> Effects[Any]:

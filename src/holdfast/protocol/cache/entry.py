@@ -63,6 +63,10 @@ class Entry(NamedTuple):
     shared: tuple[str, str, str, str]  # value, claim, waiters, failure: the keys of every step
     claim: Keys  # as those of a lock, so that the keeper can renew and release it
 
+    @property
+    def key(self) -> str:
+        return self.claim.key
+
 
 @lru_cache(maxsize=4096)
 def entry_of(name: str, namespace: str = "") -> Entry:
@@ -72,16 +76,16 @@ def entry_of(name: str, namespace: str = "") -> Entry:
     )
     # No queue forms for a claim, so the side keys of a lock never exist.
     fence, queue, line = (f"{keys.head}cache:claim:{part}{keys.tail}" for part in ("fence", "queue", "waiters"))
-    claimed = Keys(name, claim, (claim, fence, queue, line), keys.head, keys.tail)
+    claimed = Keys(name, keys.key, claim, (claim, fence, queue, line), keys.head, keys.tail)
     return Entry(name, (value, claim, waiters, failure), claimed)
 
 
-def pack(name: str, value: Any, serializer: Serializer) -> bytes:
+def pack(key: str, value: Any, serializer: Serializer) -> bytes:
     try:
         data = serializer.dumps(value)
     except Exception as error:
         error.add_note(
-            f"This serializer cannot write the value of {name!r}, which is of type {type(value).__name__}. Return "
+            f"This serializer cannot write the value of {key!r}, which is of type {type(value).__name__}. Return "
             "another type, or give another serializer="
         )
         raise
@@ -91,7 +95,7 @@ def pack(name: str, value: Any, serializer: Serializer) -> bytes:
         kind = type(data).__name__
         raise InvalidConfig(f"serializer={serializer!r:.60}", f"its dumps returned {kind}, not str or bytes")
     if len(data) > LARGEST:
-        raise InvalidConfig(f"the value of {name!r:.60}", f"it is larger than {LARGEST >> 20} MiB; store it elsewhere")
+        raise InvalidConfig(f"the value of {key!r:.60}", f"it is larger than {LARGEST >> 20} MiB; store it elsewhere")
     return data
 
 
@@ -105,8 +109,8 @@ class ComputeFailure(NamedTuple):
     def text(self) -> str:
         return f"{self.kind}\n{self.message}"
 
-    def as_error(self, name: str) -> ComputeFailed:
-        error = ComputeFailed(name, self.kind, self.message)
+    def as_error(self, entry: Entry) -> ComputeFailed:
+        error = ComputeFailed(entry.name, self.kind, self.message, key=entry.key)
         error.__cause__ = self.cause
         return error
 

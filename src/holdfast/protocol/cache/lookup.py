@@ -91,7 +91,7 @@ def ask(group: Group, entry: Entry, policy: Policy) -> Effects[Computation]:
     patience = Patience(now, _NEVER if policy.options.wait is None else now + policy.options.wait)
     contact = group.driver.registry.contacts.of(entry.shared[0])
     if contact.lost_at is not None:
-        probe = yield from begin_in_outage(group.driver, contact, policy.options, f"value {entry.name!r}", reads=True)
+        probe = yield from begin_in_outage(group.driver, contact, policy.options, f"value {entry.key!r}", reads=True)
         patience = patience._replace(probe=probe)
     try:
         computation = yield from _ask(group, entry, policy, patience)
@@ -126,7 +126,7 @@ def _ask(group: Group, entry: Entry, policy: Policy, patience: Patience, unreada
                 group.complete(shared_call)
             elif leader.caller == participant.caller:
                 problem = "its own computation asks for the same key, and would wait for itself"
-                raise InvalidConfig(f"get_or_compute({entry.name!r})", problem)
+                raise InvalidConfig(f"get_or_compute({entry.key!r})", problem)
             elif now >= patience.until:  # one look of its own before it gives up
                 group.leave(participant)
                 participant = join_alone(entry.shared[0], participant)
@@ -254,7 +254,7 @@ def _look(group: Group, entry: Entry, policy: Policy, leader: Participant, patie
     try:
         computation: Computation | None = yield from waiter.run(search.look)
         if computation is None:
-            raise ComputeTimeout(entry.name, (yield from clock()) - patience.started)
+            raise ComputeTimeout(entry.name, (yield from clock()) - patience.started, key=entry.key)
         if computation.hold is not None and driver.registry.observed():
             yield from report(acquired_event(computation.hold, (yield from clock()) - patience.started))
         return computation
@@ -263,8 +263,8 @@ def _look(group: Group, entry: Entry, policy: Policy, leader: Participant, patie
         now = yield from clock()
         if waiter.was_cut_short(failed, now):
             yield from _clean_up(driver, waiter.hold)
-            raise ComputeTimeout(entry.name, now - patience.started) from None
-        error = outage(failed, f"value {entry.name!r}", now - tries.failing_since)
+            raise ComputeTimeout(entry.name, now - patience.started, key=entry.key) from None
+        error = outage(failed, f"value {entry.key!r}", now - tries.failing_since)
         group.complete(leader.shared_call, Outage(error), search.served)
         yield from _clean_up(driver, waiter.hold)
         raise error from failed.__cause__
@@ -297,7 +297,7 @@ def forget(group: Group, entry: Entry, options: LockOptions) -> Effects[bool]:
     try:
         found, *_ = yield from until_answered(lambda: step, options, jitter=entry.name)
     except StepFailed as failed:
-        raise outage(failed, f"value {entry.name!r}", options.timeout) from failed.__cause__
+        raise outage(failed, f"value {entry.key!r}", options.timeout) from failed.__cause__
     # Later callers must not wait for a computation whose result no longer counts.
     shared_call = group.calls.get(entry.shared[0])
     if shared_call is not None:

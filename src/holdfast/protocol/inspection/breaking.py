@@ -84,22 +84,30 @@ def break_lock(driver: Any, keys: Keys, options: LockOptions, wanted: Break) -> 
     found = yield from look(keys, options, _MOST)
     target = _chosen(found, wanted)
     if target is None:
-        raise NotHeld(keys.name, _not_found(found, wanted))
+        raise NotHeld(keys.name, _not_found(found, wanted), key=keys.key)
     seen, token, holder = target
     if holder.mode == RESERVED:
-        raise NotHeld(keys.name, _KEPT)
+        raise NotHeld(keys.name, _KEPT, key=keys.key)
     operator = yield from new_token(wanted.label)
     compared, retention = "" if wanted.fence is None else str(wanted.fence), options.wire_args[1]
     step = _step(seen, keys, token, (compared, retention, who_and_why(token, operator, wanted.reason)))
-    code, raised, at_us = yield from ask(step, keys.name, options)
+    code, raised, at_us = yield from ask(step, keys, options)
     if code != DONE:
-        raise NotHeld(keys.name, _KEPT if code == TAKEN else _not_found([], wanted))
+        raise NotHeld(keys.name, _KEPT if code == TAKEN else _not_found([], wanted), key=keys.key)
     for key in (keys.main, step.keys[0]):
         driver.registry.check_key(key)  # the holder may be in this client, to which its own writes are not reported
     yield from report(
-        events.Broken(name=keys.name, kind=seen.kind, fence=holder.fence, reason=wanted.reason, holder=holder)
+        events.Broken(
+            name=keys.name,
+            key=keys.key,
+            kind=seen.kind,
+            fence=holder.fence,
+            reason=wanted.reason,
+            holder=holder,
+        )
     )
-    return Broken(keys.name, at_us / 1e6, holder, holder_of(operator.encode()), wanted.reason, raised or None)
+    by = holder_of(operator.encode())
+    return Broken(keys.name, at_us / 1e6, holder, by, wanted.reason, raised or None, keys.key)
 
 
 def _chosen(found: list[Seen], wanted: Break) -> tuple[Seen, bytes, Holder] | None:

@@ -34,12 +34,12 @@ def explain_wait(hold: Hold, registry: LeaseRegistry) -> Effects[tuple[Holder | 
     for mine in registry.held_by((yield from caller()))[:_MOST_LOCKS]:
         for seen in (yield from _look(mine.keys)):
             if any((one.host, one.pid) == (holder.host, holder.pid) for one in seen.waiters.values()):
-                return holder, f"Possibly a deadlock: that process waits for {mine.name!r}, which this caller holds"
+                return holder, f"Possibly a deadlock: that process waits for {mine.key!r}, which this caller holds"
     return holder, ""
 
 
 def _look(keys: Keys) -> Effects[list[Seen]]:
     try:
-        return seen_in(keys.name, (yield from call(inspect_step(keys), _TIMEOUT)))
+        return seen_in(keys, (yield from call(inspect_step(keys), _TIMEOUT)))
     except StepFailed:
         return []

@@ -15,7 +15,7 @@ def who_and_why(holder: bytes, operator: str, reason: str) -> str:
     return f"{readable_of(holder)} {readable_of(operator.encode())} {reason}"
 
 
-def read_entry(entry: bytes, name: str = "") -> Broken | None:
+def read_entry(entry: bytes, name: str = "", key: str = "") -> Broken | None:
     """An entry of the history; None if another program wrote it."""
     found = broken(entry)
     if found is None:
@@ -27,6 +27,7 @@ def read_entry(entry: bytes, name: str = "") -> Broken | None:
         by=Holder(*found.operator),
         reason=found.reason,
         fence=found.raised or None,
+        key=key,
     )
 
 

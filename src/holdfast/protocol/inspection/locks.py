@@ -37,10 +37,10 @@ def inspect_step(keys: Keys, first: int = 0) -> Step:
 
 def look(keys: Keys, options: LockOptions, limit: int = PAGE) -> Effects[list[Seen]]:
     """What a name is in use as, with at most that many holders and waiters."""
-    pages = seen_in(keys.name, (yield from ask(inspect_step(keys), keys.name, options)))
+    pages = seen_in(keys, (yield from ask(inspect_step(keys), keys, options)))
     first = PAGE
     while first < limit and any(max(seen.holder_count, seen.waiter_count) > first for seen in pages):
-        more = seen_in(keys.name, (yield from ask(inspect_step(keys, first), keys.name, options)))
+        more = seen_in(keys, (yield from ask(inspect_step(keys, first), keys, options)))
         of_kind = {seen.kind: seen for seen in more}
         pages = [seen.joined(of_kind.get(seen.kind, seen)) for seen in pages]
         first += PAGE
@@ -56,16 +56,16 @@ def inspect(keys: Keys, options: LockOptions, limit: int) -> Effects[LockInfo | 
 def history(keys: Keys, options: LockOptions) -> Effects[list[Broken]]:
     """How a lock was broken, the latest first."""
     step = Command(("LRANGE", f"{keys.head}history{keys.tail}", 0, -1))
-    entries = yield from ask(step, keys.name, options)
-    return [broken for entry in entries if (broken := read_entry(entry, keys.name)) is not None]
+    entries = yield from ask(step, keys, options)
+    return [broken for entry in entries if (broken := read_entry(entry, keys.name, keys.key)) is not None]
 
 
-def ask(step: Step | Command, name: str, options: LockOptions) -> Effects[Any]:
+def ask(step: Step | Command, keys: Keys, options: LockOptions) -> Effects[Any]:
     """The reply to a step that can be sent again."""
     try:
-        reply, *_ = yield from until_answered(lambda: step, options, jitter=name)
+        reply, *_ = yield from until_answered(lambda: step, options, jitter=keys.key)
     except StepFailed as failed:
-        raise outage(failed, f"lock {name!r}", options.timeout) from failed.__cause__
+        raise outage(failed, f"lock {keys.key!r}", options.timeout) from failed.__cause__
     return reply
 
 
@@ -123,12 +123,13 @@ class BaseLocks:
                 self._names.append(name)
 
     def _read(self) -> Effects[None]:
-        names = [self._names.popleft() for _ in range(min(_BATCH, len(self._names)))]
-        steps = [inspect_step(keys_of(name, self._namespace)) for name in names]
+        batch = min(_BATCH, len(self._names))
+        locks = [keys_of(self._names.popleft(), self._namespace) for _ in range(batch)]
+        steps = [inspect_step(keys) for keys in locks]
         replies = yield from call_each(steps, self._options.call_timeout)
-        for name, step, reply in zip(names, steps, replies, strict=True):
-            found = (yield from ask(step, name, self._options)) if isinstance(reply, StepFailed) else reply
-            self._found += [seen.info() for seen in seen_in(name, found)]
+        for keys, step, reply in zip(locks, steps, replies, strict=True):
+            found = (yield from ask(step, keys, self._options)) if isinstance(reply, StepFailed) else reply
+            self._found += [seen.info() for seen in seen_in(keys, found)]
 
 
 def _name_in(key: bytes, namespace: str) -> str | None:

@@ -30,7 +30,7 @@ _SIDES: Final = {-1: "read", -2: "write"}  # the slots of a readers-writer lock
 class Seen(NamedTuple):
     """A lock, with holders and waiters by their tokens."""
 
-    name: str
+    keys: Keys
     kind: str
     holders: dict[bytes, Holder]
     waiters: dict[bytes, Waiter]
@@ -42,7 +42,8 @@ class Seen(NamedTuple):
     def info(self) -> LockInfo:
         holders, waiters = tuple(self.holders.values()), tuple(self.waiters.values())
         counts = self.holder_count, self.waiter_count
-        return LockInfo(self.name, self.kind, holders, waiters, *counts, self.left, self.at_us / 1e6)
+        name, key = self.keys[:2]
+        return LockInfo(name, self.kind, holders, waiters, *counts, self.left, self.at_us / 1e6, key)
 
     def joined(self, more: Seen) -> Seen:
         """This page and the next one. An entry that moved between the two reads is in both, and is shown once."""
@@ -55,13 +56,13 @@ def keys_read(keys: Keys) -> tuple[str, ...]:
     return (*keys.shared, *(f"{keys.head}{part}{keys.tail}" for part in parts))
 
 
-def seen_in(name: str, found: Inspected) -> list[Seen]:
+def seen_in(keys: Keys, found: Inspected) -> list[Seen]:
     """What a name is in use as: as a lock of some kind, and as a cached value that is computed. Empty: not in use."""
-    lock = _lock(name, found) if found.latch is None else _latch(name, *found.latch, found.now_us)
-    return [seen for seen in (lock, _claim(name, found)) if seen is not None]
+    lock = _lock(keys, found) if found.latch is None else _latch(keys, *found.latch, found.now_us)
+    return [seen for seen in (lock, _claim(keys, found)) if seen is not None]
 
 
-def _lock(name: str, found: Inspected) -> Seen | None:
+def _lock(keys: Keys, found: Inspected) -> Seen | None:
     held = [one for one in found.holders if one.ends_us is None or one.ends_us > found.now_us]
     holders = {one.token: _pool_holder(one, found.now_us) for one in held}
     if found.lock is not None:
@@ -72,7 +73,7 @@ def _lock(name: str, found: Inspected) -> Seen | None:
     # A page leaves out leases that have ended and waiters that are absent. If there are more pages, both are counted.
     holder_count = len(holders) if found.holder_count <= PAGE else found.holder_count
     waiter_count = len(waiters) if found.waiter_count <= PAGE else found.waiter_count
-    return Seen(name, found.kind or _kind(found), holders, waiters, holder_count, waiter_count, found.now_us)
+    return Seen(keys, found.kind or _kind(found), holders, waiters, holder_count, waiter_count, found.now_us)
 
 
 def _kind(found: Inspected) -> str:
@@ -82,20 +83,20 @@ def _kind(found: Inspected) -> str:
     return "rwlock" if any(one.slot in _SIDES for one in found.holders) else "semaphore"
 
 
-def _latch(name: str, state: bytes, waiter_count: int, members: list[bytes], now_us: int) -> Seen | None:
+def _latch(keys: Keys, state: bytes, waiter_count: int, members: list[bytes], now_us: int) -> Seen | None:
     left, _ = untrusted.latch(state) or (0, 0)
     if not left:  # no caller waits for an open latch
         return None
     waiters = {member: _latch_waiter(member) for member in members}
-    return Seen(name, "latch", {}, waiters, 0, waiter_count, now_us, left)
+    return Seen(keys, "latch", {}, waiters, 0, waiter_count, now_us, left)
 
 
-def _claim(name: str, found: Inspected) -> Seen | None:
+def _claim(keys: Keys, found: Inspected) -> Seen | None:
     if found.claim is None:
         return None
     token, left_ms, waiting = found.claim
     waiters = {b"%d" % number: Waiter() for number in range(min(waiting, PAGE))}  # only their channels are known
-    return Seen(name, CACHE, {token: holder_of(token, _seconds(left_ms))}, waiters, 1, waiting, found.now_us)
+    return Seen(keys, CACHE, {token: holder_of(token, _seconds(left_ms))}, waiters, 1, waiting, found.now_us)
 
 
 def _mutex_holder(token: bytes, left_ms: int, fences: bytes | None, kept: bool, now_us: int) -> Holder:

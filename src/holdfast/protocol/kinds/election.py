@@ -79,13 +79,18 @@ class BaseElection(Generic[L]):
     def name(self) -> str:
         return self._lock.name
 
+    @property
+    def key(self) -> str:
+        """The name with its namespace, as messages show it."""
+        return self._lock.key
+
     def _leader(self) -> Effects[Leader | None]:
         main, last, _, waiters = self._lock._keys.shared
         token, fence, kind, is_time = yield from self._lock._ask_server(
             Step("election_leader", (main, last, waiters), ())
         )
         if kind:
-            problem = f"election {self.name!r}: it is in use as a {kind}"
+            problem = f"election {self.key!r}: it is in use as a {kind}"
             raise Unsupported(problem, "choose another name for one of the two")
         return leader_of(token, fence, is_time=is_time) if token else None
 
@@ -93,14 +98,14 @@ class BaseElection(Generic[L]):
         try:
             yield from self._lock._release()
         except NotHeld:
-            raise NotHeld(self.name, NOT_LED) from None
+            raise NotHeld(self.name, NOT_LED, key=self.key) from None
 
     def __reduce__(self) -> Any:
         raise TypeError("an Election cannot be pickled: connect in the other process and name the election there")
 
     def __repr__(self) -> str:
         state = "leading" if self._lock._lease is not None and self._lock._lease.held else "not leading"
-        return f"<{state} {type(self).__module__}.Election object {self.name!r} at {id(self):#x}>"
+        return f"<{state} {type(self).__module__}.Election object {self.key!r} at {id(self):#x}>"
 
 
 class BaseTerms(Generic[L]):
@@ -144,10 +149,10 @@ class BaseTerms(Generic[L]):
             except NotHeld:
                 pass  # another caller has resigned at the same time
             except LeaseLost as lost:
-                log.info("lost the lead of %r: %s", self._lock.name, lost.reason)
+                log.info("lost the lead of %r: %s", self._lock.key, lost.reason)
             except HoldfastError as failed:
                 # As text: a log may keep the error, whose traceback would keep these terms alive.
-                log.warning("resigning from %r continues in the background: %s", self._lock.name, str(failed))
+                log.warning("resigning from %r continues in the background: %s", self._lock.key, str(failed))
         self._lease = None
 
     def _drop(self) -> None:

@@ -146,9 +146,9 @@ def _hand_over(lease: BaseLease) -> Effects[Ticket]:
     hold = lease._hold
     driver: Driver = lease._driver
     if hold.kind == "recipe":
-        raise Unsupported(f"hand_over of {hold.name!r}", "a recipe has no such step. Use client.lock for that")
+        raise Unsupported(f"hand_over of {hold.key!r}", "a recipe has no such step. Use client.lock for that")
     if not hold.mine:
-        raise LeaseLost(hold.name, hold.fence, hold.reason)
+        raise LeaseLost(hold.name, hold.fence, hold.reason, key=hold.key)
     asked_at = yield from mutex.step_as_holder(hold, hand_over_step(hold))
     if not hold.options.replicas:  # else no replica has confirmed that, and an interrupt may let the holder go on
         hold.prolong(hold.options.ttl, asked_at)
@@ -229,7 +229,7 @@ def _swap(hold: Hold, giver: str) -> Effects[None]:
             raise outage(failed, _describe(hold), hold.options.timeout) from failed.__cause__
         if type(reply) is NotAdopted:
             hold.answer(outcome_unknown)
-            raise NotAcquired(hold.name, _REFUSED[reply.code])
+            raise NotAcquired(hold.name, _REFUSED[reply.code], key=hold.key)
         hold.grant(reply.fence, asked_at, reply.slot)
         # After the grant, because an interrupt may come in between, and only this hold knows the token.
         hold.answer(outcome_unknown)

@@ -111,8 +111,13 @@ class BaseLatch:
         return self._keys.name
 
     @property
+    def key(self) -> str:
+        """The name with its namespace, as messages show it."""
+        return self._keys.key
+
+    @property
     def _subject(self) -> str:
-        return f"latch {self.name!r}"
+        return f"latch {self.key!r}"
 
     def _count_down(self, n: int) -> Effects[int]:
         """Count down. Returns the count that is left. If the caller is cancelled, it was counted once or not at all."""
@@ -129,7 +134,7 @@ class BaseLatch:
             if not failed.sent:
                 raise self._outage(failed, self._driver.now() - began) from failed.__cause__
             advice = "call count(), and count down again only if no other caller can have changed it"
-            raise OutcomeUnknown(self.name, "a count_down", advice) from failed.error
+            raise OutcomeUnknown(self.name, "a count_down", advice, key=self.key) from failed.error
         return self._left(reply)
 
     def _look(self) -> Effects[int]:
@@ -153,12 +158,12 @@ class BaseLatch:
     def _left(self, reply: Remaining | OtherCount | WrongKind) -> int:
         if isinstance(reply, OtherCount):
             raise InvalidConfig(
-                f"latch({self.name!r}, count={self._count})",
+                f"latch({self.key!r}, count={self._count})",
                 f"it began with count={reply.total}; give that count, or choose another name",
             )
         if isinstance(reply, WrongKind):
             raise Unsupported(
-                f"latch {self.name!r}: it is in use as a {reply.kind}", "choose another name for one of the two"
+                f"latch {self.key!r}: it is in use as a {reply.kind}", "choose another name for one of the two"
             )
         return reply.left
 
@@ -266,4 +271,4 @@ class BaseLatch:
         raise TypeError("a Latch cannot be pickled: connect in the other process and name the latch there")
 
     def __repr__(self) -> str:
-        return f"<{type(self).__module__}.Latch object {self.name!r}, count {self._count}>"
+        return f"<{type(self).__module__}.Latch object {self.key!r}, count {self._count}>"

@@ -75,7 +75,8 @@ def together(several: tuple[Keys, ...]) -> tuple[Keys, tuple[Keys, ...]]:
         twice = next(keys.name for place, keys in enumerate(several) if keys in several[:place])
         raise InvalidName(twice, "it was given twice; name each lock once")
     each = tuple(sorted(several, key=lambda keys: keys.main))
-    return each[0]._replace(name=", ".join(keys.name for keys in several)), each
+    name, key = (", ".join(parts) for parts in zip(*((keys.name, keys.key) for keys in several), strict=True))
+    return each[0]._replace(name=name, key=key), each
 
 
 class _Several:
@@ -190,8 +191,8 @@ class BaseMultiLock(BaseLock[L]):
         if self._lease is not None and self._lease._hold.why_lost(now):
             return super()._why_not(now, me)
         me, held = weakly(me), self._held_here(now)
-        found = [(held[keys.main], keys.name) for keys in self._each if keys.main in held]
+        found = [(held[keys.main], keys.key) for keys in self._each if keys.main in held]
         if not found:
             return ""
-        holder, name = min(found, key=lambda one: one[0] != me)  # prefer a name that the caller itself holds
-        return held_by(me, holder, name)
+        holder, key = min(found, key=lambda one: one[0] != me)  # prefer a name that the caller itself holds
+        return held_by(me, holder, key)

@@ -205,7 +205,7 @@ class BasePool(BaseLock[L]):
 
     def _not_held(self, held: int, n: int) -> NotHeld:
         """The error of releasing n leases where that many are held."""
-        return self._not_held_type(self.name)
+        return self._not_held_type(self.name, key=self.key)
 
     def _look(self) -> Effects[tuple[int, bool]]:
         """How many holders are inside, and whether one of them has all permits."""
@@ -219,4 +219,4 @@ class BasePool(BaseLock[L]):
 
     def __repr__(self) -> str:
         held = sum(hold.phase is HELD for hold in list(self._leases))
-        return f"<{type(self).__module__}.{type(self).__name__} object {self.name!r}, {held} held, at {id(self):#x}>"
+        return f"<{type(self).__module__}.{type(self).__name__} object {self.key!r}, {held} held, at {id(self):#x}>"

@@ -98,7 +98,7 @@ class BaseRLock(BaseLock[L]):
             return (yield from self._take(me, patience))
         hold, depth = mine._hold, mine._depth
         if reason := hold.why_lost((yield from clock())):
-            raise LeaseLost(hold.name, hold.fence, reason)
+            raise LeaseLost(hold.name, hold.fence, reason, key=hold.key)
         try:
             mine._depth = depth + 1
             self._lease = mine
@@ -121,9 +121,9 @@ class BaseRLock(BaseLock[L]):
         lease = self._find((yield from caller()))
         if lease is None:
             if self._lease is None:
-                raise NotHeld(self.name)
+                raise NotHeld(self.name, key=self.key)
             hold = self._lease._hold
-            raise hold.not_held_error() if hold.phase is ENDED else NotHeld(self.name, ANOTHERS)
+            raise hold.not_held_error() if hold.phase is ENDED else NotHeld(self.name, ANOTHERS, key=self.key)
         yield from release_level(lease)
 
     def _enter(self) -> Effects[L]:
@@ -187,7 +187,7 @@ class BaseRLock(BaseLock[L]):
                 return
             reason = hold.why_lost((yield from clock())) or (hold.reason if cut_short else "")
             if reason:
-                raise LeaseLost(hold.name, hold.fence, reason)
+                raise LeaseLost(hold.name, hold.fence, reason, key=hold.key)
         except STOPPED:
             lease._depth = depth - 1
             raise
@@ -200,7 +200,7 @@ class BaseRLock(BaseLock[L]):
     def __repr__(self) -> str:
         taken = self._object_slot or (self._lease is not None and self._lease._hold.phase is not ENDED)
         state = "locked" if taken else "unlocked"
-        return f"<{state} {type(self).__module__}.RLock object {self.name!r} at {id(self):#x}>"
+        return f"<{state} {type(self).__module__}.RLock object {self.key!r} at {id(self):#x}>"
 
 
 def release_level(lease: ReentrantLease) -> Effects[None]:
@@ -208,11 +208,11 @@ def release_level(lease: ReentrantLease) -> Effects[None]:
     me = yield from caller()
     hold = lease._hold
     if not hold.mine:
-        raise LeaseLost(hold.name, hold.fence, hold.reason)
+        raise LeaseLost(hold.name, hold.fence, hold.reason, key=hold.key)
     if hold.phase is ENDED:
         raise hold.not_held_error()
     if lease._owner != me:
-        raise NotHeld(hold.name, ANOTHERS)
+        raise NotHeld(hold.name, ANOTHERS, key=hold.key)
     yield from _give_back(lease)
 
 
@@ -221,10 +221,10 @@ def hand_over_level(lease: ReentrantLease) -> Effects[Ticket]:
     me = yield from caller()
     hold = lease._hold
     if hold.mine and lease._owner != me:
-        raise NotHeld(hold.name, ANOTHERS)
+        raise NotHeld(hold.name, ANOTHERS, key=hold.key)
     if lease._depth > 1:
         raise Unsupported(
-            f"hand_over of {hold.name!r}, which its owner has acquired {lease._depth} times",
+            f"hand_over of {hold.key!r}, which its owner has acquired {lease._depth} times",
             "release the inner levels first",
         )
     return (yield from hand_over(lease))
@@ -235,6 +235,6 @@ def _give_back(lease: ReentrantLease) -> Effects[None]:
     lease._depth = depth - 1
     if depth > 1:
         if reason := hold.why_lost((yield from clock())):
-            raise LeaseLost(hold.name, hold.fence, reason)
+            raise LeaseLost(hold.name, hold.fence, reason, key=hold.key)
         return
     yield from release_lease(lease)

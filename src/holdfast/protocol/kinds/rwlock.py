@@ -81,7 +81,7 @@ class BaseReader(BaseSide[L]):
     def _obtain(self, patience: float | None, asker: Hashable = None) -> Effects[L]:
         me = yield from caller()
         if patience is None and self._holds(ALL, me):
-            raise WouldDeadlock(self.name, _WRITES)
+            raise WouldDeadlock(self.name, _WRITES, key=self.key)
         return (yield from super()._obtain(patience, asker))
 
     def _locked(self) -> Effects[bool]:
@@ -108,7 +108,7 @@ class BaseWriter(BaseSide[L]):
     def _obtain(self, patience: float | None, asker: Hashable = None) -> Effects[L]:
         me = yield from caller()
         if self._holds(ANY, me):
-            raise WouldDeadlock(self.name)
+            raise WouldDeadlock(self.name, key=self.key)
         return (yield from super()._obtain(patience, asker))
 
     def _locked(self) -> Effects[bool]:
@@ -158,6 +158,11 @@ class BaseRWLock(Generic[R, W]):
         return self._read.name
 
     @property
+    def key(self) -> str:
+        """The name with its namespace, as messages show it."""
+        return self._read.key
+
+    @property
     def read(self) -> R:
         """The side for readers: any number of them at the same time."""
         return self._read
@@ -174,4 +179,4 @@ class BaseRWLock(Generic[R, W]):
             raise AttributeError(text, name=name, obj=self)
 
     def __repr__(self) -> str:
-        return f"<{type(self).__module__}.RWLock object {self.name!r} at {id(self):#x}>"
+        return f"<{type(self).__module__}.RWLock object {self.key!r} at {id(self):#x}>"

@@ -59,7 +59,7 @@ class BaseSemaphore(BasePool[L]):
         return f"n{self._permits}"
 
     def _not_held(self, held: int, n: int) -> NotHeld:
-        return OverRelease(self.name, held=held, released=n)
+        return OverRelease(self.name, held=held, released=n, key=self.key)
 
     def _locked(self) -> Effects[bool]:
         inside, _ = yield from self._look()

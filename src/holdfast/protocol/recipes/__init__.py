@@ -95,4 +95,4 @@ def _keys_of(key: str, prefix: str, algorithm: Algorithm) -> Keys:
         main.encode()
     except UnicodeEncodeError:
         raise InvalidName(key, "it contains a lone surrogate, which cannot be sent") from None
-    return Keys(key, main, (main, "", "", ""), "", "")
+    return Keys(key, main, main, (main, "", "", ""), "", "")

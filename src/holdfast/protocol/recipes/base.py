@@ -55,11 +55,6 @@ class BaseRecipe(BaseLock[L]):
         self._last_error: HoldfastError | None = None  # why the last try failed, if not because of another holder
         super().__init__(driver, keys, options, lease_class)
 
-    @property
-    def key(self) -> str:
-        """The key on the server, with namespace and prefix."""
-        return self._keys.main
-
     def deadline_us(self, value: bytes, expires_us: int | None) -> int | None:
         """Until when a key with that value and expiry excludes others, in microseconds since 1970; None: forever."""
         return self._algorithm.deadline_us(value, expires_us)
@@ -75,7 +70,7 @@ class BaseRecipe(BaseLock[L]):
                 if self._last_error is not None:
                     raise _with_lock_name(hold, self._last_error)
                 why = self._why_not((yield from clock()), (yield from caller()))
-                raise AcquireTimeout(self.name, patience or 0.0, why)
+                raise AcquireTimeout(self.name, patience or 0.0, why, key=self.key)
             yield from disconnect(hold)
             self._lease = lease = self._lease_class(self._driver, hold)
             return lease
@@ -101,7 +96,7 @@ class BaseRecipe(BaseLock[L]):
             if outcome is WON:
                 hold.begin(asked_at, now)
                 if tries > 1 and algorithm.logs_errors:
-                    log.info("lock %r, try count: %d", self.name, tries)
+                    log.info("lock %r, try count: %d", self.key, tries)
                 return True
             if until is not None and now >= until:
                 return False
@@ -119,14 +114,14 @@ class BaseRecipe(BaseLock[L]):
             hopeless = hopeless or not (failed.ever_answered or failed.connection_broke)
             if hopeless or not self._algorithm.logs_errors:
                 raise _with_lock_name(hold, failed.error) from failed.__cause__
-            log.error("lock %r: acquire failed: %s", self.name, failed.error)
+            log.error("lock %r: acquire failed: %s", self.key, failed.error)
             self._last_error = failed.error
             return LOST
 
     def _release(self) -> Effects[None]:
         lease = self._lease
         if lease is None:
-            raise NotHeld(self.name)
+            raise NotHeld(self.name, key=self.key)
         assert isinstance(lease._hold, RecipeHold)
         return release_recipe(lease._hold)
 
@@ -173,15 +168,15 @@ class BaseRecipe(BaseLock[L]):
     def __repr__(self) -> str:
         state = "locked" if self._object_slot else "unlocked"
         kind = type(self._algorithm).__name__
-        return f"<{state} {type(self).__module__}.Recipe object {self.name!r} ({kind}) at {id(self):#x}>"
+        return f"<{state} {type(self).__module__}.Recipe object {self.key!r} ({kind}) at {id(self):#x}>"
 
 
 def release_recipe(hold: RecipeHold) -> Effects[None]:
     """Release it as the recipe does. The hold is over even if that fails."""
     if hold.is_inherited():
-        raise LeaseLost(hold.name, None, FORKED)
+        raise LeaseLost(hold.name, None, FORKED, key=hold.key)
     if not hold.claim_release():
-        raise NotHeld(hold.name)
+        raise NotHeld(hold.name, key=hold.key)
     algorithm, timeout = hold.algorithm, hold.options.timeout
     ours = True
     try:
@@ -191,7 +186,7 @@ def release_recipe(hold: RecipeHold) -> Effects[None]:
         yield from disconnect(hold)
         if not algorithm.logs_errors:
             raise _release_error(hold, failed) from failed.__cause__
-        log.error("lock %r: release failed: %s", hold.name, failed.error)
+        log.error("lock %r: release failed: %s", hold.key, failed.error)
     except STOPPED:
         yield from disconnect(hold)
         if algorithm.checks_owner:
@@ -202,7 +197,7 @@ def release_recipe(hold: RecipeHold) -> Effects[None]:
         _leave_object_slot(hold)
         hold.wake_loss_waiters()
     if not ours:
-        raise LeaseLost(hold.name, None, "its key is gone, or belongs to another holder")
+        raise LeaseLost(hold.name, None, "its key is gone, or belongs to another holder", key=hold.key)
 
 
 def _free_again(hold: RecipeHold, timeout: float) -> Effects[None]:
@@ -217,7 +212,7 @@ def _free_again(hold: RecipeHold, timeout: float) -> Effects[None]:
 def refuse_to_extend(hold: RecipeHold) -> Effects[None]:
     yield from ()
     raise Unsupported(
-        f"lock {hold.name!r}: a recipe cannot be extended",
+        f"lock {hold.key!r}: a recipe cannot be extended",
         "use client.lock, whose leases can be extended and are renewed",
     )
 
@@ -233,7 +228,7 @@ def _call_timeout(timeout: float, until: float | None, now: float) -> float:
 
 def _with_lock_name(hold: RecipeHold, error: HoldfastError) -> HoldfastError:
     """The error with the lock's name: an engine knows only keys."""
-    return Unsupported(f"lock {hold.name!r}: {error.what}", error.advice) if isinstance(error, Unsupported) else error
+    return Unsupported(f"lock {hold.key!r}: {error.what}", error.advice) if isinstance(error, Unsupported) else error
 
 
 def _release_error(hold: RecipeHold, failed: StepFailed) -> HoldfastError:
@@ -243,4 +238,4 @@ def _release_error(hold: RecipeHold, failed: StepFailed) -> HoldfastError:
     ends = (
         f"it ends by itself after its ttl of {rounded(lasts)} s" if lasts < float("inf") else "it never ends by itself"
     )
-    return OutcomeUnknown(hold.name, "a release", f"a recipe does not try again, and {ends}")
+    return OutcomeUnknown(hold.name, "a release", f"a recipe does not try again, and {ends}", key=hold.key)

@@ -89,7 +89,7 @@ class WaitLoop:
 
     @property
     def subject(self) -> str:
-        return f"{self.what} {self.hold.name!r}"
+        return f"{self.what} {self.hold.key!r}"
 
     def run(
         self,
