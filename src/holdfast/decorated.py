@@ -12,7 +12,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from enum import Enum
+from enum import StrEnum
 from functools import update_wrapper
 from types import MethodType
 from typing import Any, Final, Literal, TypedDict
@@ -20,6 +20,7 @@ from weakref import WeakSet
 
 from holdfast.errors import InvalidConfig
 from holdfast.lease import BaseLease
+from holdfast.options import Seconds
 from holdfast.protocol.cache.entry import Policy, Serializer
 from holdfast.protocol.cache.name_template import Template
 
@@ -28,8 +29,11 @@ _caching: Final[WeakSet[Any]] = WeakSet()  # clients of this process that have d
 _lease: Final[ContextVar[BaseLease | None]] = ContextVar("holdfast.current_lease", default=None)
 
 
-class Skipped(Enum):
-    """The type of SKIPPED. An enum, so that ``is`` narrows types, and copies and unpickled ones are the same object."""
+class Skipped(StrEnum):
+    """The type of SKIPPED. An enum, so that ``is`` narrows types, and copies and unpickled ones are the same object.
+
+    A str, so that JSON can express it: as "skipped", which is equal to SKIPPED.
+    """
 
     SKIPPED = "skipped"
 
@@ -67,12 +71,12 @@ def holding(lease: BaseLease) -> Iterator[None]:
 class CacheKeywords(TypedDict, total=False):
     """The options of ``get_or_compute``, except key, function and ttl."""
 
-    stale: float
-    errors: float
+    stale: Seconds
+    errors: Seconds
     early: float
-    compute_ttl: float
-    max_compute: float | None
-    wait: float | None
+    compute_ttl: Seconds
+    max_compute: Seconds | None
+    wait: Seconds | None
     serializer: Serializer | None
 
 
@@ -118,7 +122,7 @@ class BaseCached:
         return f"<cached {self._function!r}>"
 
 
-def exclusive_wait(wait: float | None, busy: str, default: object) -> float | None:
+def exclusive_wait(wait: Seconds | None, busy: str, default: object) -> Seconds | None:
     """How long to wait for the lock: with busy="wait" forever, unless ``wait`` is given."""
     if busy not in _BUSY:
         raise InvalidConfig(f"busy={busy!r:.60}", f"give one of {', '.join(map(repr, _BUSY))}")

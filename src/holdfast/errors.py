@@ -60,6 +60,14 @@ def rounded(seconds: float) -> str:
     return f"{seconds:.3g}" if seconds >= 0.01 else f"{seconds:.1g}"
 
 
+def shown(value: object) -> str:
+    """A value as short text for a message."""
+    try:
+        return f"{value!r:.60}"
+    except ValueError:  # an int with more digits than Python converts to text
+        return "a number too large to show"
+
+
 class HoldfastError(Exception):
     """Base class of all errors of Holdfast. ``type(error)(*error.args)`` has the same message."""
 
@@ -177,12 +185,8 @@ class LeaseLost(HoldfastError):
 class NotHeld(HoldfastError, RuntimeError):
     """release() was called for a lock that is not held."""
 
-    def __init__(
-        self,
-        name: str,
-        reason: str = "is not held through this object: acquire it first, and release it once",
-        key: str = "",
-    ) -> None:
+    def __init__(self, name: str, reason: str = "", key: str = "") -> None:
+        reason = reason or "is not held through this object: acquire it first, and release it once"
         super().__init__(name, reason, key or name)
         self.name = name
         self.reason = reason
@@ -197,6 +201,7 @@ class OverRelease(NotHeld, ValueError):
 
     def __init__(self, name: str, reason: str = "", held: int = 0, released: int = 1, key: str = "") -> None:
         super().__init__(name, reason, key)
+        self.reason = reason
         self.held = held
         self.released = released
         self.args = name, reason, held, released, self.key

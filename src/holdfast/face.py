@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -13,7 +12,16 @@ from weakref import WeakValueDictionary
 
 from holdfast.errors import InvalidConfig, InvalidName, UnsafeRecipeWarning
 from holdfast.names import Keys, check_namespace, keys_of, not_a_name, unprintable_in
-from holdfast.options import CommonKeywords, LockOptions, lock_options, seconds, whole
+from holdfast.options import (
+    CommonKeywords,
+    LockOptions,
+    Seconds,
+    keywords_of,
+    lock_options,
+    seconds,
+    seconds_or_forever,
+    whole,
+)
 from holdfast.protocol.cache.entry import Entry, Json, Policy, Serializer, entry_of
 from holdfast.protocol.cache.name_template import Template, is_coroutine_function
 from holdfast.protocol.cache.singleflight import Group
@@ -24,6 +32,7 @@ from holdfast.protocol.kinds.pool import ANY
 from holdfast.protocol.kinds.rlock import Owned
 from holdfast.protocol.kinds.rwlock import HoldsByCaller
 from holdfast.protocol.recipes import FENCED, RECIPES, make
+from holdfast.translations import unknown_options
 
 __all__ = ["FENCED", "BaseClient", "N_co", "fenced_options", "policy_of"]
 
@@ -58,18 +67,21 @@ _remembered: Final = lru_cache(maxsize=256, typed=True)  # typed: True == 1, but
 @_remembered
 def policy_of(
     shared: LockOptions,
-    ttl: float,
+    ttl: Seconds,
     /,
     *,
-    stale: float = 0.0,
-    errors: float = 0.0,
+    stale: Seconds = 0.0,
+    errors: Seconds = 0.0,
     early: float = 0.0,
-    compute_ttl: float = 10.0,
-    max_compute: float | None = None,
-    wait: float | None = None,
+    compute_ttl: Seconds = 10.0,
+    max_compute: Seconds | None = None,
+    wait: Seconds | None = None,
     serializer: Serializer | None = None,
+    **unknown: Any,
 ) -> Policy:
     """The checked options of a cached value."""
+    if unknown:
+        raise unknown_options("a cached value", unknown, ["ttl", *keywords_of(policy_of)])
     if isinstance(early, bool) or not isinstance(early, int | float) or not 0 <= early <= 100:
         raise InvalidConfig(f"early={early!r:.60}", "give a number from 0 (never early) to 100; 1 is a good choice")
     serializer = _JSON if serializer is None else serializer
@@ -82,7 +94,7 @@ def policy_of(
     options = replace(
         shared,
         ttl=claimed if longest is None else min(claimed, longest),  # else a claim could outlast max_compute
-        wait=None if wait is None or wait == math.inf else seconds("wait", wait),
+        wait=seconds_or_forever("wait", wait),
         max_hold=longest,
         on_lost=None,
         cohort=0,
@@ -123,6 +135,7 @@ class BaseClient:
         """The checked keys and options of a lock. ``cohort``: it may be passed on within a process."""
         if len(names) != 1:
             if not names:
+                self._options_of.__wrapped__(**asked)  # name="x" is refused there
                 raise InvalidName("", 'no name was given: lock("order:42")')
             raise InvalidName(", ".join(map(str, names)), "this takes one name")
         try:
@@ -133,7 +146,8 @@ class BaseClient:
         try:
             return keys, options_of(**asked)
         except TypeError:  # an unhashable value: a callable may be one; a number is refused
-            return keys, options_of.__wrapped__(**asked)
+            pass
+        return keys, options_of.__wrapped__(**asked)
 
     def _keys(self, name: str) -> Keys:
         try:
@@ -148,7 +162,7 @@ class BaseClient:
             raise InvalidConfig(f"pattern={pattern!r:.60}", why)
         return pattern
 
-    def _make_latch(self, latch_class: type[Any], name: str, count: int, retention: float) -> Any:
+    def _make_latch(self, latch_class: type[Any], name: str, count: int, retention: Seconds) -> Any:
         self._driver.require("latch")
         return latch_class(
             self._driver,
@@ -159,12 +173,13 @@ class BaseClient:
             options=self._shared,
         )
 
-    def _policy(self, ttl: float, options: Mapping[str, Any]) -> Policy:
+    def _policy(self, ttl: Seconds, options: Mapping[str, Any]) -> Policy:
         self._driver.require("get_or_compute")
         try:
             return policy_of(self._shared, ttl, **options)
         except TypeError:  # an unhashable value: a serializer may be one; a number is refused
-            return policy_of.__wrapped__(self._shared, ttl, **options)
+            pass
+        return policy_of.__wrapped__(self._shared, ttl, **options)
 
     def _entry(self, key: str) -> Entry:
         try:

@@ -83,7 +83,7 @@ class BaseLease:
 
     def check(self) -> None:
         """Raise LeaseLost unless it is still held (NotHeld if it was released)."""
-        self._hold.check(self._driver.now(), self.fence)
+        self._hold.check(self._driver.now())
 
     def __bool__(self) -> bool:
         return True

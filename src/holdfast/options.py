@@ -6,10 +6,12 @@ import math
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import timedelta
 from inspect import Parameter, iscoroutinefunction, signature
 from typing import Any, Final, Generic, TypeAlias, TypedDict, TypeVar
 
-from holdfast.errors import InvalidConfig, rounded
+from holdfast.errors import InvalidConfig, rounded, shown
+from holdfast.translations import OF_LOCKS, unknown_options
 from holdfast.untrusted import MOST_CHARACTERS
 
 SHORTEST_TTL: Final = 0.01
@@ -34,7 +36,9 @@ class Default:
 
 OF_ENGINE: Final = Default("2.0 on one server, else None")
 OF_CLIENT: Final = Default("that of the client")
-OutageWait: TypeAlias = float | Default | None
+OF_LOCK: Final = Default("that of the lock")
+Seconds: TypeAlias = float | timedelta
+OutageWait: TypeAlias = Seconds | Default | None
 C = TypeVar("C")
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -42,9 +46,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 class HoldKeywords(TypedDict, Generic[C], total=False):
     """The options of every hold. C is the type of on_lost."""
 
-    ttl: float
+    ttl: Seconds
     renew: bool
-    max_hold: float | None
+    max_hold: Seconds | None
     on_lost: C
     label: str
     outage_wait: OutageWait
@@ -59,7 +63,7 @@ class LockKeywords(HoldKeywords[C], Generic[C], total=False):
 class CommonKeywords(LockKeywords[Any], total=False):
     """All options of ``lock``."""
 
-    wait: float | None
+    wait: Seconds | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,20 +119,25 @@ def drift(ttl: float) -> float:
 
 
 def seconds(what: str, value: Any, *, least: float = 0.0, most: float = LONGEST) -> float:
-    """A finite number of seconds within limits."""
+    """A finite number of seconds within limits, also of a timedelta."""
+    if isinstance(value, timedelta):
+        value = value.total_seconds()
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise InvalidConfig(f"{what}={_shown(value)}", "give a number of seconds")
+        raise InvalidConfig(f"{what}={shown(value)}", "give a number of seconds, or a timedelta")
     if not least <= value <= most:  # NaN compares false
         limit = f"at most {rounded(most)}" if value > most else f"at least {rounded(least)}"
-        raise InvalidConfig(f"{what}={_shown(value)}", f"give {limit} seconds")
+        raise InvalidConfig(f"{what}={shown(value)}", f"give {limit} seconds")
     return float(value)
 
 
-def _shown(value: object) -> str:
-    try:
-        return f"{value!r:.60}"
-    except ValueError:  # an int with more digits than Python converts to text
-        return "a number too large to show"
+def seconds_or_forever(what: str, value: Any) -> float | None:
+    """The same; None if there is no limit, which may also be written as infinity."""
+    return None if value is None or value == math.inf else seconds(what, value)
+
+
+def keywords_of(check: Callable[..., Any]) -> list[str]:
+    """The names of its keyword-only arguments."""
+    return [name for name, one in signature(check).parameters.items() if one.kind is Parameter.KEYWORD_ONLY]
 
 
 def with_options_of(check: Callable[..., Any], *, without: tuple[str, ...] = ()) -> Callable[[F], F]:
@@ -138,8 +147,7 @@ def with_options_of(check: Callable[..., Any], *, without: tuple[str, ...] = ())
         own = signature(method)
         named = [one for one in own.parameters.values() if one.kind is not Parameter.VAR_KEYWORD]
         hidden = {*own.parameters, *without}
-        options = [one for name, one in signature(check).parameters.items() if name not in hidden]
-        options = [one for one in options if one.kind is Parameter.KEYWORD_ONLY]
+        options = [signature(check).parameters[name] for name in keywords_of(check) if name not in hidden]
         method.__signature__ = own.replace(parameters=[*named, *options])  # type: ignore[attr-defined]
         return method
 
@@ -151,21 +159,23 @@ def lock_options(
     choices: tuple[str, ...],
     /,
     *,
-    ttl: float = 30.0,
-    wait: float | None = None,
+    ttl: Seconds = 30.0,
+    wait: Seconds | None = None,
     renew: bool = True,
-    max_hold: float | None = None,
+    max_hold: Seconds | None = None,
     on_lost: OnLost = None,
     label: str = "",
     cohort: int = 64,
     outage_wait: OutageWait = OF_CLIENT,
+    **unknown: Any,
 ) -> LockOptions:
     """The checked options of one lock. All locks of a client share ``shared``; on_lost may be one of ``choices``."""
-    wait = None if wait is None or wait == math.inf else seconds("wait", wait)
+    if unknown:
+        raise unknown_options("a lock", unknown, keywords_of(lock_options), OF_LOCKS)
     own, default = _check_on_lost(on_lost, choices), shared.on_lost
     return LockOptions(
         ttl=seconds("ttl", ttl, least=SHORTEST_TTL),
-        wait=wait,
+        wait=seconds_or_forever("wait", wait),
         renew=bool(renew),
         max_hold=None if max_hold is None else seconds("max_hold", max_hold, least=SHORTEST_TTL),
         on_lost=default if own is None else own,
@@ -182,32 +192,30 @@ def lock_options(
 
 
 def checked_outage_wait(given: Any, default: float | None) -> float | None:
-    if isinstance(given, Default):
-        return default
-    return None if given is None or given == math.inf else seconds("outage_wait", given)
+    return default if isinstance(given, Default) else seconds_or_forever("outage_wait", given)
 
 
 def checked_label(label: str) -> str:
     if not isinstance(label, str) or len(label) > MOST_CHARACTERS:
-        raise InvalidConfig(f"label={_shown(label)}", f"give a text of at most {MOST_CHARACTERS} characters")
+        raise InvalidConfig(f"label={shown(label)}", f"give a text of at most {MOST_CHARACTERS} characters")
     if any("\ud800" <= char <= "\udfff" for char in label):
-        raise InvalidConfig(f"label={_shown(label)}", "give a text without lone surrogates")
+        raise InvalidConfig(f"label={shown(label)}", "give a text without lone surrogates")
     return label
 
 
 def _check_on_lost(on_lost: Any, choices: tuple[str, ...]) -> Any:
     if iscoroutinefunction(on_lost) and not choices:
-        raise InvalidConfig(f"on_lost={_shown(on_lost)}", "a coroutine function never runs here: use holdfast.aio")
+        raise InvalidConfig(f"on_lost={shown(on_lost)}", "a coroutine function never runs here: use holdfast.aio")
     if callable(on_lost) or on_lost in (None, *choices):
         return on_lost
     valid = "a callable that takes the lease" + "".join(f", or {one!r}" for one in choices)
-    raise InvalidConfig(f"on_lost={_shown(on_lost)}", f"give {valid}")
+    raise InvalidConfig(f"on_lost={shown(on_lost)}", f"give {valid}")
 
 
 def client_options(
     *,
-    timeout: float,
-    fence_retention: float,
+    timeout: Seconds,
+    fence_retention: Seconds,
     cohort: int,
     outage_wait: OutageWait = None,
     replicas: int = 0,
@@ -231,23 +239,39 @@ def client_options(
 
 def whole(what: str, value: Any, *, least: int = 0, most: int = 1_000_000) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise InvalidConfig(f"{what}={_shown(value)}", f"give a whole number from {least} to {most}")
+        raise InvalidConfig(f"{what}={shown(value)}", f"give a whole number from {least} to {most}")
     return value
 
 
-def patience(blocking: bool, timeout: float, wait: float | None) -> float | None:
+def patience(
+    blocking: bool,
+    timeout: Seconds,
+    own: float | None,
+    /,
+    *,
+    wait: Seconds | Default | None = OF_LOCK,
+    **unknown: Any,
+) -> float | None:
     """Seconds that ``acquire(blocking, timeout)`` waits (None: forever), checked as threading.Lock does.
 
-    Without a timeout, that is the lock's own ``wait``.
+    Without a timeout, that is the lock's ``own`` wait. ``wait`` replaces both: it is that of ``lock``.
     """
+    if unknown:
+        raise unknown_options("acquire()", unknown, ["blocking", "timeout", *keywords_of(patience)], OF_LOCKS)
+    if wait is not OF_LOCK:
+        if not blocking or timeout != -1:
+            raise InvalidConfig(f"acquire(wait={shown(wait)}) with blocking or timeout", "give wait alone")
+        return seconds_or_forever("wait", wait)
     if timeout == -1:
-        return wait if blocking else 0.0
+        return own if blocking else 0.0
     if not blocking:
-        raise InvalidConfig(f"acquire(blocking=False, timeout={_shown(timeout)})", "give one of the two")
+        raise InvalidConfig(f"acquire(blocking=False, timeout={shown(timeout)})", "give one of the two")
+    if isinstance(timeout, timedelta):
+        timeout = timeout.total_seconds()
     if not timeout >= 0:
         raise InvalidConfig(
-            f"acquire(timeout={_shown(timeout)})", "give at least 0 seconds, or -1 for the lock's own wait"
+            f"acquire(timeout={shown(timeout)})", "give at least 0 seconds, or -1 for the lock's own wait"
         )
     if timeout > threading.TIMEOUT_MAX:
-        raise OverflowError(f"timeout={_shown(timeout)} is more than threading.TIMEOUT_MAX")
+        raise OverflowError(f"timeout={shown(timeout)} is more than threading.TIMEOUT_MAX")
     return float(timeout)

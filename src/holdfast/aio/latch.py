@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from holdfast.drivers.aio import Driver
-from holdfast.options import seconds, whole
+from holdfast.options import Seconds, seconds_or_forever, whole
 from holdfast.protocol.kinds.latch import BaseLatch
 
 __all__ = ["Latch"]
@@ -19,9 +19,9 @@ class Latch(BaseLatch):
         """Count down by n. Returns what is left: at 0 the latch is open, and counting further changes nothing."""
         return await self._driver.run(self._count_down(whole("n", n, least=1)))
 
-    async def wait(self, timeout: float | None = None) -> bool:
+    async def wait(self, timeout: Seconds | None = None) -> bool:
         """True once the latch is open; False after ``timeout`` seconds (None: wait forever)."""
-        return await self._driver.run(self._wait(None if timeout is None else seconds("timeout", timeout)))
+        return await self._driver.run(self._wait(seconds_or_forever("timeout", timeout)))
 
     async def count(self) -> int:
         """How much is left to count down, asked of the server."""

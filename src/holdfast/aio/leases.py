@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from holdfast.drivers.aio import Driver
 from holdfast.lease import BaseLease
-from holdfast.options import seconds
+from holdfast.options import Seconds, seconds, seconds_or_forever
 from holdfast.protocol.kinds.handover import hand_over
 from holdfast.protocol.kinds.rlock import ReentrantLease, hand_over_level, release_level
 from holdfast.protocol.kinds.rwlock import BaseWriteLease, downgrade_lease
@@ -22,9 +22,9 @@ class Lost(BaseLost):
     __slots__ = ()
     _driver: Driver
 
-    async def wait(self, timeout: float | None = None) -> bool:
+    async def wait(self, timeout: Seconds | None = None) -> bool:
         """True once the lease is lost; False after ``timeout`` seconds (None: wait forever)."""
-        return await self._driver.run(wait_until_lost(self._hold, timeout))
+        return await self._driver.run(wait_until_lost(self._hold, seconds_or_forever("timeout", timeout)))
 
 
 class Lease(BaseLease):
@@ -38,7 +38,7 @@ class Lease(BaseLease):
         """An event that is set once the lease is lost: ``is_set()``, ``await wait(timeout)``."""
         return Lost(self._driver, self._hold)
 
-    async def extend(self, n: float) -> None:
+    async def extend(self, n: Seconds) -> None:
         """Make the lease last at least n seconds from now. It never gets shorter."""
         await self._driver.run(extend_lease(self, seconds("extend", n, least=0.01)))
 
@@ -89,7 +89,7 @@ class RecipeLease(FencelessLease, Lease):
 
     __slots__ = ()
 
-    async def extend(self, n: float) -> None:
+    async def extend(self, n: Seconds) -> None:
         """Always raises Unsupported: no recipe can extend its hold."""
         await self._driver.run(refuse_to_extend(self._hold))
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Awaitable
 from types import TracebackType
-from typing import TYPE_CHECKING, Generic, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
 
 from holdfast.aio.leases import Lease, Permit, RLease, WriteLease
 from holdfast.drivers.aio import Driver
 from holdfast.face import N_co
-from holdfast.options import patience, whole
+from holdfast.options import Seconds, patience, whole, with_options_of
 from holdfast.protocol.kinds.multi import BaseMultiLock
 from holdfast.protocol.kinds.rlock import BaseRLock
 from holdfast.protocol.kinds.rwlock import BaseReader, BaseRWLock, BaseWriter, use_a_side
@@ -34,11 +34,23 @@ class Lock(BaseLock[Lease], Generic[N_co]):
     async def acquire(self: BaseLock[L], blocking: Literal[True] = True, timeout: Literal[-1] = -1) -> L | N_co: ...
 
     @overload
-    async def acquire(self: BaseLock[L], blocking: bool = True, timeout: float = -1) -> L | None: ...
+    async def acquire(self: BaseLock[L], blocking: bool = True, timeout: Seconds = -1) -> L | None: ...
 
-    async def acquire(self: BaseLock[L], blocking: bool = True, timeout: float = -1) -> L | None:
-        """A lease, or None if the lock was not free in time. Without a timeout, the lock's ``wait`` applies."""
-        lease: L | None = await self._driver.run(self._acquire(patience(blocking, timeout, self._options.wait)))
+    @overload
+    async def acquire(self: BaseLock[L], *, wait: None) -> L: ...
+
+    @overload
+    async def acquire(self: BaseLock[L], *, wait: Seconds) -> L | None: ...
+
+    @with_options_of(patience)
+    async def acquire(self: BaseLock[L], blocking: bool = True, timeout: Seconds = -1, **options: Any) -> L | None:
+        """A lease, or None if the lock was not free in time.
+
+        ``blocking`` and ``timeout`` are those of threading.Lock, ``wait`` is that of ``lock``, which applies if none of
+        them is given.
+        """
+        limit = patience(blocking, timeout, self._options.wait, **options)
+        lease: L | None = await self._driver.run(self._acquire(limit))
         return lease
 
     async def release(self) -> None:

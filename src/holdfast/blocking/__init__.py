@@ -21,7 +21,16 @@ from holdfast.drivers.traces import cut_short
 from holdfast.engines.redis.target import resolve
 from holdfast.errors import HoldfastError
 from holdfast.events import Hook, checked_hooks
-from holdfast.options import OF_ENGINE, LockKeywords, OutageWait, client_options, lock_options, whole, with_options_of
+from holdfast.options import (
+    OF_ENGINE,
+    LockKeywords,
+    OutageWait,
+    Seconds,
+    client_options,
+    lock_options,
+    whole,
+    with_options_of,
+)
 from holdfast.protocol.kinds.election import Leader
 from holdfast.url import MAX_FENCE_FLOOR
 
@@ -56,9 +65,9 @@ def connect(
     target: Any = None,
     *,
     namespace: str = "",
-    timeout: float = 5.0,
+    timeout: Seconds = 5.0,
     outage_wait: OutageWait = OF_ENGINE,
-    fence_retention: float = 3600.0,
+    fence_retention: Seconds = 3600.0,
     cohort: int = 64,
     replicas: int | None = None,
     fence_floor: int | None = None,
@@ -108,7 +117,7 @@ def lock(*names: str, wait: None = None, **options: Unpack[LockKeywords[OnLost[L
 
 
 @overload
-def lock(*names: str, wait: float | None, **options: Unpack[LockKeywords[OnLost[Lease]]]) -> Lock: ...
+def lock(*names: str, wait: Seconds | None, **options: Unpack[LockKeywords[OnLost[Lease]]]) -> Lock: ...
 
 
 @with_options_of(lock_options)

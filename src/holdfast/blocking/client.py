@@ -24,6 +24,7 @@ from holdfast.options import (
     CommonKeywords,
     HoldKeywords,
     LockKeywords,
+    Seconds,
     checked_label,
     lock_options,
     whole,
@@ -51,14 +52,14 @@ class Client(BaseClient):
     def lock(self, *names: str, wait: None = None, **options: Unpack[LockKeywords[OnLost[Lease]]]) -> Lock[Never]: ...
 
     @overload
-    def lock(self, *names: str, wait: float | None, **options: Unpack[LockKeywords[OnLost[Lease]]]) -> Lock: ...
+    def lock(self, *names: str, wait: Seconds | None, **options: Unpack[LockKeywords[OnLost[Lease]]]) -> Lock: ...
 
     @with_options_of(lock_options)
     def lock(self, *names: str, **options: Any) -> Lock[Any]:
         """A lock on a name; or on several names, all or none, which cannot deadlock in any order.
 
         ttl: seconds until the lock is free again if its holder crashes or is cut off; otherwise the lease is renewed.
-        wait: seconds to wait for the lock (None: forever, 0: one try). After that ``with`` raises
+        wait: seconds to wait for the lock: forever by default (None), 0 is one try. After that ``with`` raises
             AcquireTimeout, and ``acquire()`` returns None.
         renew: whether the lease is renewed in the background.
         max_hold: seconds after which the lease is no longer renewed, and its holder is notified.
@@ -71,7 +72,7 @@ class Client(BaseClient):
         return Lock(self._driver, *self._check(names, options), Lease)
 
     @with_options_of(policy_of)
-    def get_or_compute(self, key: str, fn: Callable[[], R], ttl: float = 60.0, **options: Unpack[CacheKeywords]) -> R:
+    def get_or_compute(self, key: str, fn: Callable[[], R], ttl: Seconds = 60.0, **options: Unpack[CacheKeywords]) -> R:
         """The value of a key. If there is none, one caller computes it by ``fn()``, and the others wait for it.
 
         ttl: seconds for which a value is fresh.
@@ -105,7 +106,7 @@ class Client(BaseClient):
         return self._driver.run(computation.store(data))
 
     @with_options_of(policy_of)
-    def cached(self, key: str, ttl: float = 60.0, **options: Unpack[CacheKeywords]) -> Caching:
+    def cached(self, key: str, ttl: Seconds = 60.0, **options: Unpack[CacheKeywords]) -> Caching:
         """Decorate a function so that its results are cached: ``@client.cached("user:{user_id}")``.
 
         The key names the arguments on which the result depends. The options are those of ``get_or_compute``. The
@@ -141,13 +142,14 @@ class Client(BaseClient):
 
     @with_options_of(lock_options)
     def exclusive(
-        self, name: str, *, wait: float | None = 0.0, busy: str = "raise", default: Any = SKIPPED, **options: Any
+        self, name: str, *, wait: Seconds | None = 0.0, busy: str = "raise", default: Any = SKIPPED, **options: Any
     ) -> Callable[[Callable[..., Any]], Any]:
         """Let one caller at a time run a function: ``@client.exclusive("report:{user_id}", busy="skip")``.
 
         The name may depend on arguments; calls with different names run at the same time.
 
-        wait: seconds to wait before the function counts as busy (None: forever).
+        wait: seconds to wait before the function counts as busy: 0 by default, which is one try, unlike a lock, which
+            waits forever by default (None).
         busy: what to do then. "raise" raises AcquireTimeout. "skip" skips the call and returns ``default``
             (holdfast.SKIPPED, which is false). "wait" waits forever or, if ``wait`` is given, raises AcquireTimeout
             after it.
@@ -183,7 +185,7 @@ class Client(BaseClient):
     ) -> RLock[Never]: ...
 
     @overload
-    def rlock(self, name: str, *, wait: float | None, **options: Unpack[LockKeywords[OnLost[Lease]]]) -> RLock: ...
+    def rlock(self, name: str, *, wait: Seconds | None, **options: Unpack[LockKeywords[OnLost[Lease]]]) -> RLock: ...
 
     @with_options_of(lock_options)
     def rlock(self, name: str, **options: Any) -> RLock[Any]:
@@ -201,7 +203,7 @@ class Client(BaseClient):
 
     @overload
     def semaphore(
-        self, name: str, permits: int, *, wait: float | None, **options: Unpack[LockKeywords[OnLost[Permit]]]
+        self, name: str, permits: int, *, wait: Seconds | None, **options: Unpack[LockKeywords[OnLost[Permit]]]
     ) -> Semaphore: ...
 
     @with_options_of(lock_options)
@@ -222,7 +224,7 @@ class Client(BaseClient):
     ) -> RWLock[Never]: ...
 
     @overload
-    def rwlock(self, name: str, *, wait: float | None, **options: Unpack[LockKeywords[OnLost[Lease]]]) -> RWLock: ...
+    def rwlock(self, name: str, *, wait: Seconds | None, **options: Unpack[LockKeywords[OnLost[Lease]]]) -> RWLock: ...
 
     @with_options_of(lock_options)
     def rwlock(self, name: str, **options: Any) -> RWLock[Any]:
@@ -238,7 +240,7 @@ class Client(BaseClient):
             WriteLock(self._driver, *asked, WriteLease, self._holds_by_caller),
         )
 
-    def latch(self, name: str, count: int, *, retention: float = 3600.0) -> Latch:
+    def latch(self, name: str, count: int, *, retention: Seconds = 3600.0) -> Latch:
         """A latch on a name, which opens once it is counted down ``count`` times.
 
         count: the same number in every program that uses the latch.
@@ -249,7 +251,7 @@ class Client(BaseClient):
 
     @with_options_of(lock_options, without=("cohort",))
     def election(
-        self, name: str, *, wait: float | None = None, **options: Unpack[HoldKeywords[OnLost[Lease]]]
+        self, name: str, *, wait: Seconds | None = None, **options: Unpack[HoldKeywords[OnLost[Lease]]]
     ) -> Election:
         """An election on a name, with one leader at a time: the holder of the lock on that name.
 

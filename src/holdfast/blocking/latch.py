@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from holdfast.drivers.blocking import Driver
-from holdfast.options import seconds, whole
+from holdfast.options import Seconds, seconds_or_forever, whole
 from holdfast.protocol.kinds.latch import BaseLatch
 
 __all__ = ["Latch"]
@@ -20,9 +20,9 @@ class Latch(BaseLatch):
         """Count down by n. Returns what is left: at 0 the latch is open, and counting further changes nothing."""
         return self._driver.run(self._count_down(whole("n", n, least=1)))
 
-    def wait(self, timeout: float | None = None) -> bool:
+    def wait(self, timeout: Seconds | None = None) -> bool:
         """True once the latch is open; False after ``timeout`` seconds (None: wait forever)."""
-        return self._driver.run(self._wait(None if timeout is None else seconds("timeout", timeout)))
+        return self._driver.run(self._wait(seconds_or_forever("timeout", timeout)))
 
     def count(self) -> int:
         """How much is left to count down, asked of the server."""

@@ -33,7 +33,7 @@ from typing import Final
 from holdfast.errors import AcquireTimeout, InvalidConfig
 from holdfast.guard.stamp import Stamp, stamp
 from holdfast.lease import MAX_FENCE, BaseLease
-from holdfast.options import seconds
+from holdfast.options import Seconds, seconds
 
 __all__ = ["enter_file", "replace_file"]
 
@@ -49,14 +49,14 @@ def replace_file(
     lease: BaseLease | Stamp,
     *,
     name: str | None = None,
-    wait: float = 10.0,
+    wait: Seconds = 10.0,
 ) -> None:
     """Replace the file by these data (a str is encoded as UTF-8); StaleFence if a later holder has written.
 
     The new file keeps the mode of the old one, and its owner if permitted. ``wait``: seconds to wait while another
     process writes.
     """
-    seconds("wait", wait)
+    wait = seconds("wait", wait)
     ours = stamp(lease, name=name)
     target = _resolve(path)
     content = _content(data)
@@ -66,10 +66,10 @@ def replace_file(
 
 
 def enter_file(
-    path: str | os.PathLike[str], lease: BaseLease | Stamp, *, name: str | None = None, wait: float = 10.0
+    path: str | os.PathLike[str], lease: BaseLease | Stamp, *, name: str | None = None, wait: Seconds = 10.0
 ) -> None:
     """Refuse earlier holders from now on, and replace nothing. Do it before you read what you will change."""
-    seconds("wait", wait)
+    wait = seconds("wait", wait)
     ours = stamp(lease, name=name)
     target = _resolve(path)
     with _file_lock(target, wait):

@@ -17,7 +17,7 @@ from holdfast.guard.stamp import Stamp, stamp
 from holdfast.lease import BaseLease
 from holdfast.lua import SCRIPTS
 from holdfast.names import Keys, keys_of
-from holdfast.options import seconds
+from holdfast.options import Seconds, seconds
 from holdfast.untrusted import number
 
 __all__ = ["COMMANDS", "AioRedisGuard", "RedisGuard"]
@@ -48,7 +48,7 @@ class _Guard:
 
     _awaited = False
 
-    def __init__(self, client: _Scripted, *, retention: float | None = None) -> None:
+    def __init__(self, client: _Scripted, *, retention: Seconds | None = None) -> None:
         self._retention_ms = "" if retention is None else str(_milliseconds("retention", retention))
         if hasattr(client, "command_stack"):
             raise Unsupported("a guarded write in a pipeline", "a refusal would come too late; give the client itself")
@@ -122,7 +122,7 @@ class RedisGuard(_Guard):
         return _check_reply(self._run(key, ours, _check_command(command, arguments), *arguments), key, ours)
 
     def set(
-        self, key: str, value: Value, lease: BaseLease | Stamp, *, ttl: float | None = None, name: str | None = None
+        self, key: str, value: Value, lease: BaseLease | Stamp, *, ttl: Seconds | None = None, name: str | None = None
     ) -> None:
         """Set a string, for ``ttl`` seconds if given."""
         self.execute("SET", key, value, *_expiry(ttl), lease=lease, name=name)
@@ -150,7 +150,7 @@ class AioRedisGuard(_Guard):
         return _check_reply(await self._run(key, ours, _check_command(command, arguments), *arguments), key, ours)
 
     async def set(
-        self, key: str, value: Value, lease: BaseLease | Stamp, *, ttl: float | None = None, name: str | None = None
+        self, key: str, value: Value, lease: BaseLease | Stamp, *, ttl: Seconds | None = None, name: str | None = None
     ) -> None:
         """Set a string, for ``ttl`` seconds if given."""
         await self.execute("SET", key, value, *_expiry(ttl), lease=lease, name=name)
@@ -160,9 +160,9 @@ class AioRedisGuard(_Guard):
         return bool(await self.execute("DEL", key, lease=lease, name=name))
 
 
-def _expiry(ttl: float | None) -> tuple[Value, ...]:
+def _expiry(ttl: Seconds | None) -> tuple[Value, ...]:
     return () if ttl is None else ("PX", _milliseconds("ttl", ttl))
 
 
-def _milliseconds(what: str, value: float) -> int:
+def _milliseconds(what: str, value: Seconds) -> int:
     return round(seconds(what, value, least=0.001) * 1000)

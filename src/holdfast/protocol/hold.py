@@ -110,7 +110,7 @@ class Hold:
 
     @property
     def names(self) -> tuple[str, ...]:
-        return (self.keys.name,)
+        return tuple(keys.name for keys in self.all_keys())
 
     @property
     def public_fence(self) -> int | None:
@@ -139,10 +139,6 @@ class Hold:
         """Seconds after a refusal until its next step, at the latest."""
         return _NEVER
 
-    def name_of(self, main: str) -> str:
-        """The name with that main key; empty if there is none."""
-        return next((keys.name for keys in self.all_keys() if keys.main == main), "")
-
     # Waiting.
 
     def wait_locally(self, wakeup: Wakeup, now: float) -> Waiter:
@@ -167,9 +163,6 @@ class Hold:
     def local_queue(self) -> Collection[Hold]:
         """The holds of this client that wait behind it in the local queue."""
         return self.object_slot.cohorts.local_queues.get(self.local_key) or ()
-
-    def local_waiters(self) -> int:
-        return len(self.local_queue())
 
     def refuse(self, refused: Refused, now: float, *, queued: bool, foreign: bool) -> None:
         """The server refused it, on a request sent at that time. ``foreign``: a client of another library has it."""
@@ -211,10 +204,6 @@ class Hold:
         given = giver.budget
         turns = given.run_turns + 1 + (giver.fence - given.first_fence)
         self.budget = PassBudget(run_since=given.run_since, run_turns=turns, polling_seen_at=given.polling_seen_at)
-
-    def end_run(self) -> None:
-        """The lock is left to polling clients for a yield window."""
-        self.budget = self.budget._replace(run_since=0.0, run_turns=0)
 
     # Steps of unknown outcome. From the send to the reply it is not known what the server has done.
 
@@ -388,18 +377,20 @@ class Hold:
         confirmed = f" and confirmed by {count} replica{'s' * (count > 1)}" if count else ""
         return f"its ttl of {rounded(self.options.ttl)} s ran out before it could be renewed{confirmed}"
 
-    def check(self, now: float, fence: int | None) -> None:
-        """Raise LeaseLost, with that fence, unless it is held; NotHeld if it was released."""
+    def check(self, now: float) -> None:
+        """Raise LeaseLost unless it is held; NotHeld if it was released."""
         if reason := self.why_lost(now):
-            raise LeaseLost(self.name, fence, reason, key=self.key)
+            raise self.lost_error(reason)
         if self.phase is not HELD:
             raise self.not_held_error() if self.handed_over else NotHeld(self.name, key=self.key)
 
+    def lost_error(self, reason: str = "") -> LeaseLost:
+        """The error for its holder once it is lost. Without a reason, that which was found."""
+        return LeaseLost(self.name, self.public_fence, reason or self.reason, key=self.key)
+
     def not_held_error(self) -> NotHeld:
         """The error for a caller that uses a hold that has ended."""
-        if self.handed_over:
-            return self.not_held_type(self.name, _HANDED_OVER, key=self.key)
-        return self.not_held_type(self.name, key=self.key)
+        return self.not_held_type(self.name, _HANDED_OVER if self.handed_over else "", key=self.key)
 
     def state(self, now: float) -> str:
         """Its state in one word."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from holdfast.errors import HoldfastError, LeaseLost
+from holdfast.errors import HoldfastError
 from holdfast.lease import BaseLease
 from holdfast.protocol import mutex
 from holdfast.protocol.effects import STOPPED, Effects, StepFailed, call, clock, report_loss, wait
@@ -49,7 +49,7 @@ def _release_lease(lease: BaseLease, struck: BaseException | None) -> Effects[No
     driver: Driver = lease._driver
     registry, cohorts = driver.registry, driver.cohorts
     if not hold.mine:
-        raise LeaseLost(hold.name, hold.public_fence, hold.reason, key=hold.key)
+        raise hold.lost_error()
     if hold not in registry.holds and struck is None:
         raise hold.not_held_error()
     ours = True
@@ -120,8 +120,8 @@ def leave_lease(lease: BaseLease, seconds: float) -> Effects[None]:
     hold = lease._hold
     driver: Driver = lease._driver
     if not hold.mine:
-        raise LeaseLost(hold.name, hold.fence, hold.reason, key=hold.key)
-    hold.check((yield from clock()), hold.fence)
+        raise hold.lost_error()
+    hold.check((yield from clock()))
     if not driver.registry.leave(hold):  # before the step: a renewal after it would make the lock last longer
         raise hold.not_held_error()
     try:

@@ -20,18 +20,7 @@ from holdfast.lease import BaseLease
 from holdfast.names import Keys
 from holdfast.options import LockOptions
 from holdfast.protocol import mutex
-from holdfast.protocol.effects import (
-    STOPPED,
-    Command,
-    Effects,
-    Step,
-    attach,
-    caller,
-    clock,
-    detach,
-    new_token,
-    wait,
-)
+from holdfast.protocol.effects import STOPPED, Command, Effects, Step, attach, caller, clock, detach, new_token, wait
 from holdfast.protocol.hold import ENDED, Hold
 from holdfast.protocol.leases import Driver, release_lease
 from holdfast.protocol.refusals import TimedOut, held_by, holder_here, refuse_closed, timeout_error, why_refused
@@ -352,7 +341,7 @@ class BaseLock(Generic[L]):
             if left_with is not None and left_with is not error:  # cancelled by another task while leaving the block
                 raise left_with
             if cut_short:
-                raise LeaseLost(hold.name, hold.public_fence, hold.reason, key=hold.key)
+                raise hold.lost_error()
         except STOPPED:
             # Interrupted before the release had begun: begin it here.
             _, lease, _ = entered = entered or self._find_entered((yield from caller()))

@@ -33,7 +33,6 @@ from typing import TYPE_CHECKING, Final
 from holdfast.errors import (
     HoldfastError,
     InvalidConfig,
-    LeaseLost,
     NotAcquired,
     OutcomeUnknown,
     Unavailable,
@@ -287,7 +286,7 @@ def release(hold: Hold, now: float) -> Effects[None]:
         # Its holder is told at once. What may be left on the server is removed now if that is quick.
         yield from settle(hold)
         hold.reason = lost
-        raise LeaseLost(hold.name, hold.public_fence, lost, key=hold.key)
+        raise hold.lost_error()
     try:
         hold.end()
         # Once the lease has ended by itself there is nothing to wait for; the keeper does the rest.
@@ -308,7 +307,7 @@ def release(hold: Hold, now: float) -> Effects[None]:
         return
     if not resent:  # else an earlier try of ours may have freed it
         hold.reason = (yield from loss_reasons([(hold, freed)]))[0]
-        raise LeaseLost(hold.name, hold.public_fence, hold.reason, key=hold.key)
+        raise hold.lost_error()
     now = yield from clock()
     if now >= hold.deadline:
         raise OutcomeUnknown(
@@ -355,7 +354,7 @@ def step_as_holder(hold: Hold, step: Step) -> Effects[float]:
 
     def check(now: float) -> None:
         if reason := hold.why_lost(now):
-            raise LeaseLost(hold.name, hold.public_fence, reason, key=hold.key)
+            raise hold.lost_error(reason)
         if hold.phase is ENDED:  # released by another thread in the meantime
             raise hold.not_held_error()
 

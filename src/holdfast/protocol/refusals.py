@@ -109,11 +109,12 @@ def timeout_error(driver: Driver, hold: Hold, waited: float, why: str, now: floa
     """The error of a caller whose wait is over, and why the lock was refused."""
     refused = refusal_of(driver, hold)
     key = "" if refused is None else refused.key  # of several names, the refused one
+    name = next((keys.name for keys in hold.all_keys() if keys.main == key), "")
     holder = holder_seen(driver, hold, now)
     if hold.mode and holder is not None:
         why = f"{why}. One holder is {holder}"  # a permit pool may have many
     why = why or why_busy(holder, key)
-    return AcquireTimeout(hold.name, waited, why, holder, hold.name_of(key), key=hold.key)
+    return AcquireTimeout(hold.name, waited, why, holder, name, key=hold.key)
 
 
 def held_by(me: Hashable, holder: Hashable, refused: str = "") -> str:

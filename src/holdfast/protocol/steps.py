@@ -34,7 +34,7 @@ class Steps(Protocol):
 
 def way_to_wait(hold: Hold, channel: str) -> str:
     """What an acquire step says about waiting: the number of local waiters and the channel; empty: it does not wait."""
-    return f"{hold.local_waiters()} {channel}" if channel else ""
+    return f"{len(hold.local_queue())} {channel}" if channel else ""
 
 
 class _LockSteps:

@@ -33,7 +33,7 @@ from dataclasses import replace
 from typing import Final, NamedTuple, TypeVar
 from zlib import crc32
 
-from holdfast.errors import InvalidConfig, LeaseLost, NotAcquired, Unsupported
+from holdfast.errors import InvalidConfig, NotAcquired, Unsupported
 from holdfast.lease import BaseLease
 from holdfast.protocol import mutex
 from holdfast.protocol.effects import STOPPED, Effects, Step, StepFailed, attach, caller, clock, new_token
@@ -148,7 +148,7 @@ def _hand_over(lease: BaseLease) -> Effects[Ticket]:
     if hold.kind == "recipe":
         raise Unsupported(f"hand_over of {hold.key!r}", "a recipe has no such step. Use client.lock for that")
     if not hold.mine:
-        raise LeaseLost(hold.name, hold.fence, hold.reason, key=hold.key)
+        raise hold.lost_error()
     asked_at = yield from mutex.step_as_holder(hold, hand_over_step(hold))
     if not hold.options.replicas:  # else no replica has confirmed that, and an interrupt may let the holder go on
         hold.prolong(hold.options.ttl, asked_at)

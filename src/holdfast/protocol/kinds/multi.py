@@ -131,10 +131,6 @@ class MultiHold(Hold):
         self.each = each
 
     @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(keys.name for keys in self.each)
-
-    @property
     def main_keys(self) -> tuple[str, ...]:
         return tuple(keys.main for keys in self.each)
 

@@ -25,7 +25,7 @@ from collections.abc import Hashable
 from typing import Any, Final, TypeVar
 from weakref import WeakValueDictionary
 
-from holdfast.errors import LeaseLost, NotHeld, Unsupported
+from holdfast.errors import NotHeld, Unsupported
 from holdfast.lease import BaseLease
 from holdfast.names import Keys
 from holdfast.options import LockOptions
@@ -98,7 +98,7 @@ class BaseRLock(BaseLock[L]):
             return (yield from self._take(me, patience))
         hold, depth = mine._hold, mine._depth
         if reason := hold.why_lost((yield from clock())):
-            raise LeaseLost(hold.name, hold.fence, reason, key=hold.key)
+            raise hold.lost_error(reason)
         try:
             mine._depth = depth + 1
             self._lease = mine
@@ -187,7 +187,7 @@ class BaseRLock(BaseLock[L]):
                 return
             reason = hold.why_lost((yield from clock())) or (hold.reason if cut_short else "")
             if reason:
-                raise LeaseLost(hold.name, hold.fence, reason, key=hold.key)
+                raise hold.lost_error(reason)
         except STOPPED:
             lease._depth = depth - 1
             raise
@@ -208,7 +208,7 @@ def release_level(lease: ReentrantLease) -> Effects[None]:
     me = yield from caller()
     hold = lease._hold
     if not hold.mine:
-        raise LeaseLost(hold.name, hold.fence, hold.reason, key=hold.key)
+        raise hold.lost_error()
     if hold.phase is ENDED:
         raise hold.not_held_error()
     if lease._owner != me:
@@ -235,6 +235,6 @@ def _give_back(lease: ReentrantLease) -> Effects[None]:
     lease._depth = depth - 1
     if depth > 1:
         if reason := hold.why_lost((yield from clock())):
-            raise LeaseLost(hold.name, hold.fence, reason, key=hold.key)
+            raise hold.lost_error(reason)
         return
     yield from release_lease(lease)

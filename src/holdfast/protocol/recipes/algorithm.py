@@ -12,11 +12,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar, Final, Literal, TypeAlias
 
-from holdfast.errors import InvalidConfig, rounded
+from holdfast.errors import InvalidConfig, rounded, shown
 from holdfast.names import Keys
-from holdfast.options import LockOptions
+from holdfast.options import SHORTEST_TTL, LockOptions, seconds, seconds_or_forever
 from holdfast.protocol.effects import Command, Effects, StepFailed, call, call_on, close_connection, open_connection
 from holdfast.protocol.hold import HELD, Hold
 from holdfast.protocol.wait.cohort import ObjectSlot
@@ -26,7 +27,6 @@ WON: Final = "won"
 LOST: Final = "lost"  # wait a little, and try again
 AGAIN: Final = "again"  # try again at once
 
-LONGEST: Final = 366 * 86_400.0
 _NEVER: Final = float("inf")
 
 FORKED: Final = "it was acquired in another process or event loop, and stayed there"
@@ -47,8 +47,8 @@ class RecipeHold(Hold):
         self._generation = driver.generation
 
     @property
-    def key(self) -> str:
-        return self.keys.main
+    def public_fence(self) -> None:
+        return None
 
     def begin(self, asked_at: float, now: float) -> None:
         self.since = now
@@ -82,45 +82,23 @@ def option(default: Any, check: Callable[[str, Any], Any]) -> Any:
     return field(default=default, metadata={"check": check})
 
 
-def _shown(value: object) -> str:
-    try:
-        return f"{value!r:.60}"
-    except ValueError:  # an int with too many digits for str()
-        return "a number too large to show"
-
-
-def seconds(least: float) -> Callable[[str, Any], float]:
-    def check(what: str, value: Any) -> float:
-        if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= LONGEST:
-            raise InvalidConfig(
-                f"{what}={_shown(value)}", f"give a number of seconds from {rounded(least)} to {rounded(LONGEST)}"
-            )
-        return float(value)
-
-    return check
-
-
-def _patience(what: str, value: Any) -> float | None:
-    return None if value is None or value == _NEVER else seconds(0.0)(what, value)
-
-
 def _text(what: str, value: Any) -> str:
     if not isinstance(value, str):
-        raise InvalidConfig(f"{what}={_shown(value)}", "give a str")
+        raise InvalidConfig(f"{what}={shown(value)}", "give a str")
     return value
 
 
 def one_of(*choices: Any) -> Callable[[str, Any], Any]:
     def check(what: str, value: Any) -> Any:
         if not any(type(value) is type(choice) and value == choice for choice in choices):
-            raise InvalidConfig(f"{what}={_shown(value)}", f"give one of {', '.join(map(repr, choices))}")
+            raise InvalidConfig(f"{what}={shown(value)}", f"give one of {', '.join(map(repr, choices))}")
         return value
 
     return check
 
 
 def pause(default: float) -> Any:
-    return option(default, seconds(0.0))
+    return option(default, seconds)
 
 
 def prefixed(default: str) -> Any:
@@ -139,7 +117,7 @@ class Algorithm:
     logs_errors: ClassVar[bool] = False  # errors of acquire and release are logged; an acquire tries again
     checks_owner: ClassVar[bool] = False  # its release deletes only its own key, so it may be repeated
 
-    wait: float | None = option(None, _patience)
+    wait: float | None = option(None, seconds_or_forever)
     sleep: float = pause(0.01)
     prefix: str = prefixed("")
 
@@ -169,7 +147,7 @@ class Algorithm:
 class Leased(Algorithm):
     """A lock that ends by itself after ``ttl`` seconds."""
 
-    ttl: float = option(10.0, seconds(0.01))
+    ttl: float = option(10.0, partial(seconds, least=SHORTEST_TTL))
 
     @property
     def valid_for(self) -> float:

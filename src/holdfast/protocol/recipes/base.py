@@ -174,7 +174,7 @@ class BaseRecipe(BaseLock[L]):
 def release_recipe(hold: RecipeHold) -> Effects[None]:
     """Release it as the recipe does. The hold is over even if that fails."""
     if hold.is_inherited():
-        raise LeaseLost(hold.name, None, FORKED, key=hold.key)
+        raise hold.lost_error(FORKED)
     if not hold.claim_release():
         raise NotHeld(hold.name, key=hold.key)
     algorithm, timeout = hold.algorithm, hold.options.timeout
@@ -197,7 +197,7 @@ def release_recipe(hold: RecipeHold) -> Effects[None]:
         _leave_object_slot(hold)
         hold.wake_loss_waiters()
     if not ours:
-        raise LeaseLost(hold.name, None, "its key is gone, or belongs to another holder", key=hold.key)
+        raise hold.lost_error("its key is gone, or belongs to another holder")
 
 
 def _free_again(hold: RecipeHold, timeout: float) -> Effects[None]:

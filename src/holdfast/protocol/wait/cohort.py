@@ -320,7 +320,7 @@ def yield_window(hold: Hold, now: float) -> float:
     after = POLLED_YIELD_AFTER + unseen / POLLED_FADING if polled else YIELD_AFTER
     if now < since + after + since * 1e6 % 1000 / 10_000 or (turns < YIELD_AFTER_TURNS and not polled):
         return 0.0
-    hold.end_run()
+    hold.budget = hold.budget.ended()
     return LONGEST_YIELD if polled else min(LONGEST_YIELD, max(SHORTEST_YIELD, (now - since) / 20))
 
 

@@ -155,7 +155,7 @@ def present_step(holds: list[Hold]) -> Step:
     for hold in holds:
         main, _, queue, waiters = hold.keys.shared
         keys += (main, queue, waiters)
-        args += (hold.token, str(hold.local_waiters()))
+        args += (hold.token, str(len(hold.local_queue())))
     return Step("present", tuple(keys), tuple(args))
 
 

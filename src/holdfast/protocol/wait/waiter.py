@@ -63,6 +63,10 @@ class PassBudget(NamedTuple):
         last_fence = fence + options.fences - 1
         return PassBudget(fence, last_fence, now + window, run_since, self.run_turns, self.polling_seen_at)
 
+    def ended(self) -> PassBudget:
+        """After the end of a run: the lock is left to polling clients for a yield window."""
+        return self._replace(run_since=0.0, run_turns=0)
+
     def allows_pass(self, fence: int, now: float) -> bool:
         """Whether the hold with that fence may be passed on."""
         return now < self.until and fence < self.last_fence

@@ -1,0 +1,100 @@
+"""Option names of other lock libraries, and what to write instead.
+
+The names are those of redis-py, python-redis-lock, pottery, Redisson and filelock. A name that means the same here
+needs no entry. In an advice, ``{0}`` stands for the option as it was given, and ``{1}`` for its value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from datetime import timedelta
+from difflib import get_close_matches
+from types import MappingProxyType
+from typing import Any, Final
+
+from holdfast.errors import UnknownOption, shown
+
+_NAME_FIRST: Final = 'instead of {0} pass the name first, as in lock("order:42")'
+_OF_CLIENT: Final = "leave out {0}, because the server is given to connect()"
+_NO_POLLING: Final = "leave out {0}, because waiters are notified and do not poll"
+_OF_FILES: Final = "leave out {0}, which is about files"
+_NOT_RENEWED: Final = "ttl={1}, renew=False (ttl={1} alone is renewed; max_hold={1} ends a renewed lease)"
+_HOLD: Final = f"for {{0}} write {_NOT_RENEWED}"
+_WAIT: Final = "for {0} write wait={1}"
+_ONE_TRY: Final = "for {0} write wait=0 for one try, or leave it out to wait"
+
+OF_LOCKS: Final[Mapping[str, str]] = {
+    # redis-py
+    "name": _NAME_FIRST,
+    "redis": _OF_CLIENT,
+    "timeout": f"for {{0}} write {_NOT_RENEWED} if it limits the hold as in redis-py, "
+    "or wait={1} if it limits the wait as in filelock",
+    "blocking": _ONE_TRY,
+    "blocking_timeout": _WAIT,
+    "sleep": _NO_POLLING,
+    "thread_local": "leave out {0}, because any thread may release a lock; one that belongs to its thread is rlock()",
+    "raise_on_release_error": "leave out {0}, because releasing a lost lease always raises LeaseLost",
+    "lock_class": "for {0} call lock(), rlock(), rwlock() or semaphore()",
+    "token": "leave out {0}, because each lease has its own; lease.hand_over() passes a lock to another process",
+    # python-redis-lock
+    "redis_client": _OF_CLIENT,
+    "expire": _HOLD,
+    "auto_renewal": "for {0} write renew={1}",
+    "id": "for {0} write label=, which names the holder; lease.hand_over() passes a lock to another process",
+    "strict": "leave out {0}",
+    "signal_expire": _NO_POLLING,
+    # pottery
+    "key": _NAME_FIRST,
+    "masters": "for {0} give one server to connect(), or etcd://, which survives the loss of a server",
+    "raise_on_redis_errors": "leave out {0}, because no answer always raises Unavailable",
+    "auto_release_time": _HOLD,
+    "num_extensions": "for {0} write max_hold=, in seconds, because leases are renewed until then",
+    "context_manager_blocking": _ONE_TRY,
+    "context_manager_timeout": _WAIT,
+    # Redisson
+    "waitTime": _WAIT,
+    "leaseTime": _HOLD,
+    "lockWatchdogTimeout": "for {0} write ttl=, in seconds, because leases are renewed",
+    "unit": "for {0} give seconds, or a datetime.timedelta",
+    # filelock
+    "lock_file": _NAME_FIRST,
+    "poll_interval": _NO_POLLING,
+    "lifetime": _HOLD,
+    "is_singleton": "leave out {0}; a lock that its thread may acquire again is rlock()",
+    "cancel_check": "leave out {0}; under asyncio cancel the task",
+    "on_acquired": "leave out {0}; on_event= of connect() is called with each event",
+    **dict.fromkeys(("mode", "fallback_to_soft", "preserve_lock_file"), _OF_FILES),
+    **dict.fromkeys(("context_error_policy", "close_error_policy"), _OF_FILES),
+}
+_SPELLINGS: Final = {
+    "poll_intervall": "poll_interval",  # so filelock spelled it once
+    "wait_time": "waitTime",
+    "lease_time": "leaseTime",
+    "lock_watchdog_timeout": "lockWatchdogTimeout",
+}
+
+
+def unknown_options(
+    subject: str, given: Mapping[str, Any], known: Collection[str], advice: Mapping[str, str] = MappingProxyType({})
+) -> UnknownOption:
+    """The error of a call with options that ``subject`` does not have. It has the ``known`` ones."""
+    options = ", ".join(f"{option:.60}={_value(value)}" for option, value in given.items())
+    instead = "; ".join(_instead(option, value, known, advice) for option, value in given.items())
+    return UnknownOption(options, f"{subject} has no such option{'s' * (len(given) > 1)}; {instead}")
+
+
+def _instead(option: str, value: Any, known: Collection[str], advice: Mapping[str, str]) -> str:
+    text = advice.get(_SPELLINGS.get(option, option))
+    if text is None:
+        close = get_close_matches(option, known, n=1)
+        return f"did you mean {close[0]}=?" if close else f"its options are {', '.join(known)}"
+    if "{1}" in text and (value is None or value == -1):  # as those libraries write "no limit"
+        text = "leave out {0}"
+    return text.format(f"{option}=", _value(value))
+
+
+def _value(value: Any) -> str:
+    """A value as text, unless it may be a secret."""
+    if isinstance(value, timedelta):
+        value = value.total_seconds()
+    return shown(value) if value is None or isinstance(value, int | float) else "..."
