@@ -34,6 +34,7 @@ def test_the_names_are_these() -> None:
         "SKIPPED",
         "StaleFence",
         "Unavailable",
+        "UnknownOption",
         "UnsafeRecipeWarning",
         "Unsupported",
         "WouldDeadlock",

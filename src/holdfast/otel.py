@@ -64,6 +64,7 @@ class Spans:
 def _attributes(event: Event) -> dict[str, str | int | bool]:
     found: dict[str, str | int | bool | None] = {
         "holdfast.lock.name": event.name,
+        "holdfast.lock.key": event.key,
         "holdfast.lock.kind": event.kind,
         "holdfast.lock.mode": event.mode,
         "holdfast.lock.label": event.label,

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
+from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
+
+import holdfast
+from holdfast import InvalidConfig
 
 KINDS = ["lock", "several", "rlock", "semaphore", "read", "write"]
 
@@ -49,3 +55,72 @@ def test_acquire_without_a_timeout_waits_as_long_as_the_lock_says(play: Any, kin
         assert set(outcomes) == {None, 60, 0}
 
     play(scenario)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_acquire_takes_the_wait_of_one_call(play: Any, kind: str) -> None:
+    async def scenario(api: Any) -> None:
+        one, two = api.client(), api.client()
+        lease = await kind_of_lock(one, "write" if kind == "read" else kind).acquire(wait=0)
+        lock = kind_of_lock(two, kind, wait=0)
+        assert await lock.acquire(wait=0) is None
+        assert await lock.acquire(wait=timedelta(seconds=1)) is None
+        for unclear in ({"timeout": 1}, {"blocking": False}, {"timeout": timedelta(seconds=1)}):
+            with pytest.raises(InvalidConfig, match="give wait alone"):
+                await lock.acquire(wait=1, **unclear)
+        outcomes: list[Any] = []
+
+        async def waiter() -> None:
+            patient = await lock.acquire(wait=None)
+            outcomes.append(patient.held)
+            await patient.release()
+
+        waiting = api.spawn(waiter)
+        await api.sleep(0.2)
+        assert outcomes == []
+        await lease.release()
+        await waiting.join()
+        assert outcomes == [True]
+
+    play(scenario)
+
+
+def test_durations_may_be_timedeltas(play: Any) -> None:
+    """Wherever seconds are taken, and with the same limits."""
+    second = timedelta(seconds=1)
+
+    async def scenario(api: Any) -> None:
+        client = api.client(timeout=5 * second, outage_wait=2 * second, fence_retention=60 * second)
+        lock = client.lock("a", ttl=20 * second, wait=second, max_hold=60 * second, outage_wait=second)
+        lease = await lock.acquire(timeout=second)
+        assert 10 < lease.remaining() <= 20
+        await lease.extend(40 * second)
+        assert 30 < lease.remaining() <= 40
+        assert not await lease.lost.wait(timedelta(milliseconds=10))
+        assert await client.lock("a", wait=timedelta()).acquire() is None
+        await lease.release()
+        with pytest.raises(InvalidConfig, match=r"ttl=-1.0: give at least 0.01 seconds"):
+            client.lock("a", ttl=-second)
+        with pytest.raises(InvalidConfig, match="acquire.timeout=-1.0.: give at least 0 seconds"):
+            await lock.acquire(timeout=-second)
+
+    play(scenario)
+
+
+def test_durations_of_the_other_objects_may_be_timedeltas(url: str, tmp_path: Path) -> None:
+    second = timedelta(seconds=1)
+    with holdfast.connect(url) as client:
+        latch = client.latch("gate", 1, retention=60 * second)
+        assert not latch.wait(timedelta(milliseconds=10))
+        fetched = client.get_or_compute("price", lambda: 7, 60 * second, stale=second, errors=second, wait=second)
+        assert fetched == 7
+        assert client.cached("page:{n}", ttl=second, compute_ttl=second, max_compute=second)(lambda n: n)(3) == 3
+        exclusive = client.exclusive("report", wait=second)(lambda: "done")
+        assert exclusive() == "done"
+        with client.lock("file") as lease:
+            holdfast.guard.replace_file(tmp_path / "report", b"done", lease, wait=second)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", holdfast.UnsafeRecipeWarning)
+            recipe = client.recipe("set_nx", "old", ttl=5 * second, wait=second)
+        with recipe as held:
+            assert 4 < held.remaining() <= 5

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import assert_type
 
 import holdfast
@@ -42,6 +43,10 @@ assert_type(client.lock("a").acquire(timeout=1.5), Lease | None)
 assert_type(client.rlock("a").acquire(False), RLease | None)
 assert_type(client.semaphore("a", 5).acquire(timeout=1), Permit | None)
 assert_type(client.rwlock("a").write.acquire(True, 1), WriteLease | None)
+assert_type(client.lock("a").acquire(wait=5), Lease | None)
+assert_type(client.lock("a", wait=5).acquire(wait=None), Lease)
+assert_type(client.lock("a", ttl=timedelta(minutes=5)).acquire(timeout=timedelta(seconds=5)), Lease | None)
+client.lock("a").acquire(blocking_timeout=5)  # type: ignore[call-overload]
 
 with client.lock("a", wait=5) as lease, client.semaphore("a", 5, wait=5) as permit:
     assert_type(lease, Lease)

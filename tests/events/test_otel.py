@@ -46,7 +46,7 @@ def test_wait_and_hold_are_children_of_the_callers_span(
         assert span.parent is not None
         assert span.parent.span_id == request.get_span_context().span_id
         assert span.attributes is not None
-        assert span.attributes["holdfast.lock.name"] == "order:42"
+        assert span.attributes["holdfast.lock.name"] == span.attributes["holdfast.lock.key"] == "order:42"
         assert span.attributes["holdfast.lock.label"] == "nightly"
         assert span.attributes["holdfast.lock.fence"] == fence
         assert span.status.status_code is StatusCode.UNSET

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Final
 
@@ -39,6 +39,7 @@ class Stamp:
     name: str
     fence: int
     holder: str
+    key: str = field(default="", compare=False, kw_only=True)  # the name with its namespace, as messages show it
 
     def __post_init__(self) -> None:
         if type(self.fence) is not int or not 0 < self.fence <= MAX_FENCE:
@@ -55,7 +56,7 @@ class Stamp:
             raise self.refusal(resource, stored[0])
 
     def refusal(self, resource: str, stored: int | None) -> StaleFence:
-        return StaleFence(self.name, self.fence, stored, resource)
+        return StaleFence(self.name, self.fence, stored, resource, key=self.key)
 
 
 def stamp(lease: BaseLease | Stamp, *, name: str | None = None) -> Stamp:
@@ -90,7 +91,8 @@ def stamp(lease: BaseLease | Stamp, *, name: str | None = None) -> Stamp:
             f"a guarded write under the lock {name!r}", "memcached has no fences; use redis:// or etcd://"
         )
     lease.check()
-    return Stamp(name, fence, _holder_of(lease.token))
+    names = {keys.name: keys.key for keys in lease._hold.all_keys()} if isinstance(lease, BaseLease) else {}
+    return Stamp(name, fence, _holder_of(lease.token), key=names.get(name, name))
 
 
 def _holder_of(token: str) -> str:
