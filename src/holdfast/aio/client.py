@@ -60,8 +60,8 @@ class Client(BaseClient):
         """A lock on a name; or on several names, all or none, which cannot deadlock in any order.
 
         ttl: seconds until the lock is free again if its holder crashes or is cut off; otherwise the lease is renewed.
-        wait: seconds to wait for the lock: forever by default (None), 0 is one try. After that ``async with`` raises
-            AcquireTimeout, and ``acquire()`` returns None.
+        wait: seconds to wait for the lock: forever by default (None); 0 is one try, the default of ``exclusive``.
+            After the wait ``async with`` raises AcquireTimeout, and ``acquire()`` returns None.
         renew: whether the lease is renewed in the background.
         max_hold: seconds after which the lease is no longer renewed, and its holder is notified.
         on_lost: what to do when the lease is lost. A callable or coroutine function gets the lease. "cancel", the
