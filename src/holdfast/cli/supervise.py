@@ -163,7 +163,7 @@ class Run:
             holder = self._find_holder()
             self._voice.say(
                 "busy",
-                f"lock {self._lock.name!r} is held by {holder or 'another client'} (waited {rounded(waited)} s); "
+                f"lock {self._lock.key!r} is held by {holder or 'another client'} (waited {rounded(waited)} s); "
                 "wait longer with --wait, or try again later",
                 name=self._lock.name,
                 waited=waited,
@@ -202,7 +202,7 @@ class Run:
 
     def _say_that_it_waits(self, left: float | None) -> None:
         patience = "" if left is None else f", at most {rounded(left)} s"
-        self._voice.say("waiting", f"waiting for lock {self._lock.name!r}{patience}", name=self._lock.name)
+        self._voice.say("waiting", f"waiting for lock {self._lock.key!r}{patience}", name=self._lock.name)
 
     # Running the command --------------------------------------------------------------------------------------------
 
@@ -296,7 +296,7 @@ class Run:
             what = "was killed; check what it left undone"
         self._voice.say(
             "lost",
-            f"lock {lease.name!r} is lost: {reason}. The command {what}",
+            f"lock {lease.key!r} is lost: {reason}. The command {what}",
             error=True,
             name=lease.name,
             fence=lease.fence,
@@ -317,7 +317,7 @@ class Run:
         left = self._lease.remaining()
         self._voice.say(
             "suspended",
-            f"suspended: lock {self._lease.name!r} is not renewed meanwhile, and the command is killed in "
+            f"suspended: lock {self._lease.key!r} is not renewed meanwhile, and the command is killed in "
             f"{rounded(left)} s unless it is resumed",
             left=round(left, 3),
         )
@@ -336,7 +336,7 @@ class Run:
         return self._end(
             lambda: self._client._driver.run(leave_lease(self._lease, rest)),
             "left",
-            f"the command has ended; lock {self._lease.name!r} stays taken for {rounded(rest)} s more",
+            f"the command has ended; lock {self._lease.key!r} stays taken for {rounded(rest)} s more",
             seconds=round(rest, 3),
         )
 
@@ -361,7 +361,7 @@ class Run:
         except HoldfastError as error:
             self._voice.say(
                 "unreleased",
-                f"lock {lease.name!r} was not released, and ends by its ttl within {rounded(self._ttl)} s: {error}",
+                f"lock {lease.key!r} was not released, and ends by its ttl within {rounded(self._ttl)} s: {error}",
                 error=True,
                 name=lease.name,
             )

@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import re
 from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple, TypeVar
 from zlib import crc32
@@ -84,18 +85,18 @@ class Offer(NamedTuple):
     token: str
 
     def __repr__(self) -> str:
-        return f"<offer of {_describe(self)}>"  # without the token
+        return f"<offer of {_describe(self, self.names)}>"  # without the token
 
 
-def _describe(what: Offer | Hold) -> str:
-    names = ", ".join(f"{name!r:.80}" for name in what.names)
+def _describe(what: Offer | Hold, each: Sequence[str]) -> str:
+    names = ", ".join(f"{name!r:.80}" for name in each)
     if what.kind == "semaphore":
         return f"a permit of the semaphore {names}"
     if what.kind == "rwlock":
         return f"the {'writing' if what.mode == 'all' else 'reading'} side of {names}"
     if what.kind == "rlock":
         return f"the reentrant lock {names}"
-    return f"the lock {names}" if len(what.names) == 1 else f"a lock on {names}"
+    return f"the lock {names}" if len(each) == 1 else f"a lock on {names}"
 
 
 def write_ticket(hold: Hold) -> Ticket:
@@ -125,7 +126,7 @@ def read_ticket(ticket: str, namespace: str) -> Offer:
     offer = Offer(kind, mode, tuple(names), token)
     if theirs != namespace:
         raise InvalidConfig(
-            f"a ticket for {_describe(offer)} in the namespace {theirs!r:.80}",
+            f"a ticket for {_describe(offer, offer.names)} in the namespace {theirs!r:.80}",
             f"this client's namespace is {namespace!r:.80}: connect with the ticket's namespace",
         )
     return offer
@@ -213,8 +214,8 @@ def _refuse_mismatch(hold: Hold, offer: Offer) -> None:
     same = hold.kind == offer.kind and (hold.mode == offer.mode or hold.kind == "semaphore")
     if not same or sorted(hold.names) != sorted(offer.names):
         raise InvalidConfig(
-            f"a ticket for {_describe(offer)}",
-            f"this is {_describe(hold)}. Adopt it there, or by client.adopt, which takes every ticket",
+            f"a ticket for {_describe(offer, offer.names)}",
+            f"this is {_describe(hold, hold.names)}. Adopt it there, or by client.adopt, which takes every ticket",
         )
 
 
@@ -226,7 +227,8 @@ def _swap(hold: Hold, giver: str) -> Effects[None]:
             reply, asked_at, _, outcome_unknown = yield from until_answered(lambda: step, hold.options, hold=hold)
         except StepFailed as failed:
             hold.server_silent = failed.silent
-            raise outage(failed, _describe(hold), hold.options.timeout) from failed.__cause__
+            subject = _describe(hold, [keys.key for keys in hold.all_keys()])
+            raise outage(failed, subject, hold.options.timeout) from failed.__cause__
         if type(reply) is NotAdopted:
             hold.answer(outcome_unknown)
             raise NotAcquired(hold.name, _REFUSED[reply.code], key=hold.key)
