@@ -31,7 +31,6 @@ FEATURES: Final = (
     "inspect",
     "locks",
     "break_lock",
-    "holdfast doctor",
     "holdfast run --at-least",
     "local waiters in inspect",
     "replicas",
@@ -41,7 +40,6 @@ FEATURES: Final = (
     "the keys of Redis",  # locks of other libraries, keys changed by hand: what commands of Redis do to a lock
 )
 _OF_REDIS: Final = (
-    "holdfast doctor",
     "holdfast run --at-least",
     "local waiters in inspect",
     "fences that tell the time",

@@ -194,11 +194,11 @@ _PROGRAMS: Final[dict[str, Callable[[Items, Any, float], Program]]] = {
 }
 
 
-_COMMANDS: Final = frozenset({"add", "cas", "gets", "md"})
+_COMMANDS: Final = frozenset({"add", "cas", "gets", "md", "stats"})
 
 
 def program_of(items: Items, op: Step | Command, now: float) -> Program:
-    """The program of one step. A plain memcached command, as recipes send it, is a program of one request."""
+    """The program of one step. A plain memcached command, of a recipe or the doctor, is a program of one request."""
     name = op.script if isinstance(op, Step) else str(op.args[0])
     if name in _PROGRAMS:
         return _PROGRAMS[name](items, op, now)

@@ -14,7 +14,8 @@ from rich.text import Text
 
 from holdfast.blocking import Client
 from holdfast.cli import UNAVAILABLE
-from holdfast.cli.doctor.examination import findings_on
+from holdfast.cli.doctor.engines import findings_on
+from holdfast.cli.doctor.etcd.permissions import role_lines
 from holdfast.cli.doctor.findings import DANGER, LEVELS, NOTE, OK, UNCHECKED, WARNING, Finding, acl_line
 from holdfast.cli.doctor.permissions import Use, rules_of_operator, rules_of_program, rules_on_sentinels
 from holdfast.cli.operate.common import Output, run_on
@@ -34,7 +35,6 @@ _SIGNS: Final = {
 }
 _PLAIN: Final = {"✗": "x", "✓": "+"}
 _PASSWORD: Final = ("on", ">PASSWORD")
-_WITH_ACLS: Final = ("redis", "sentinel", "cluster", "local")  # engines
 
 
 @click.command(
@@ -43,17 +43,22 @@ _WITH_ACLS: Final = ("redis", "sentinel", "cluster", "local")  # engines
 )
 @click.argument("target", metavar="[URL]", required=False)
 @click.option("--url", metavar="URL", help="The same as the argument.  [default: HOLDFAST_URL, else local://]")
-@click.option("--prefix", default="", metavar="TEXT", help="With what your names start, if an ACL restricts keys.")
-@click.option("--acl", is_flag=True, help="Print the ACL rules of a user that may do what locks need, and no more.")
+@click.option(
+    "--prefix", default="", metavar="TEXT", help="With what your names start, if a user may use some keys only."
+)
+@click.option("--acl", is_flag=True, help="Print how to make a user that may do what locks need, and no more.")
 @click.option("--json", "as_json", is_flag=True, help="Write JSON to stdout.")
 @click.pass_context
 def doctor(ctx: click.Context, *, target: str | None, url: str | None, prefix: str, acl: bool, as_json: bool) -> int:
     """Look at a server, and say in plain words what threatens locks there.
 
     Checked are: version, eviction, persistence, replication and lag, its clock and the way to it, permissions, and keys
-    that no lock has written. Nothing is changed, except that some keys named PREFIXholdfast:doctor:... exist for a
-    moment. The exit code is 0 if nothing threatens locks, 1 if something does, 77 if no problem was found but some
-    checks could not be made, 69 if there is no answer, and 64 on etcd and memcached, which this command does not know.
+    that no lock has written. On etcd: its members, their leader, versions, database, alarms and clocks, the way to
+    them, and permissions. On memcached: version, eviction, memory, connections, clock, the way to it, and a lock.
+
+    Nothing is changed, except that some keys named PREFIXholdfast:doctor:... exist for a moment. The exit code is 0 if
+    nothing threatens locks, 1 if something does, 77 if no problem was found but some checks could not be made, and 69
+    if there is no answer.
     """
     output = Output(as_json=as_json)
     named = target or url or os.environ.get("HOLDFAST_URL") or "local://"
@@ -61,10 +66,11 @@ def doctor(ctx: click.Context, *, target: str | None, url: str | None, prefix: s
         location = locate(named)
     except InvalidConfig as error:
         raise click.UsageError(str(error), ctx) from error
+    if acl and location.engine == "memcached":
+        problem = "memcached has no users: each program that reaches its port may change each lock"
+        raise click.UsageError(f"--acl: {problem}. Limit which machines reach it (-l, a firewall)", ctx)
     if acl:
-        if location.engine not in _WITH_ACLS:
-            raise click.UsageError(f"--acl is for Redis and Valkey, not for {location.engine}", ctx)
-        return print_acl(output, prefix, Use.of(location))
+        return print_role(output, prefix) if location.engine == "etcd" else print_acl(output, prefix, Use.of(location))
     return run_on(
         ctx, target or url, output, lambda client: examine(client, output, prefix, location), namespace=prefix
     )
@@ -91,8 +97,18 @@ def print_acl(output: Output, prefix: str, use: Use) -> int:
     return 0
 
 
+def print_role(output: Output, prefix: str) -> int:
+    """The commands that make the least-privilege user of etcd: programs and operators need the same there."""
+    lines = role_lines(prefix)
+    if output.as_json:
+        output.json(dict.fromkeys(("program", "operator"), "\n".join(lines)))
+    else:
+        click.echo("# a program that uses locks; and an operator: holdfast ls, break, history and doctor")
+        click.echo("\n".join(lines))
+    return 0
+
+
 def examine(client: Client, output: Output, prefix: str, location: Location) -> int:
-    client._driver.require("holdfast doctor")
     try:
         findings = sorted(findings_on(client, prefix, location), key=lambda finding: LEVELS.index(finding.level))
     except StepFailed as failed:

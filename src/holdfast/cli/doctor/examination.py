@@ -10,13 +10,13 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from holdfast.blocking import Client, connect
 from holdfast.cli.doctor.checks import CHECKS, clock, findings_of
-from holdfast.cli.doctor.findings import DANGER, NOTE, OK, UNCHECKED, WARNING, Finding, Refused, Server, refused_by
+from holdfast.cli.doctor.findings import DANGER, NOTE, OK, UNCHECKED, WARNING, Finding, Refused, Server, refused_by, why
 from holdfast.cli.doctor.keys import Keys, look_through
 from holdfast.cli.doctor.leases import Look, find_short, looks_at, not_compared, round_trip
 from holdfast.cli.doctor.permissions import Use, permissions
 from holdfast.cli.doctor.replicas import Address, replicas_of, url_of
 from holdfast.cli.operate.listing import progress
-from holdfast.errors import HoldfastError, Unavailable
+from holdfast.errors import HoldfastError
 from holdfast.protocol.effects import StepFailed
 from holdfast.url import Location
 
@@ -100,12 +100,11 @@ def _replica(address: Address, location: Location, user: str, prefix: str) -> li
 
 def _unreachable(failed: StepFailed, user: str) -> Finding:
     """That a replica does not accept this user, or does not answer."""
-    why = "; ".join(failed.error.causes.values()) if isinstance(failed.error, Unavailable) else str(failed.error)
     if type(failed.__cause__).__name__ == "AuthenticationError":  # of redis-py
         advice = f"create user {user!r} there: holdfast doctor --acl prints its rules"
-        return Finding("permissions", DANGER, f"no lock works, because {why}", advice)
+        return Finding("permissions", DANGER, f"no lock works, because {why(failed)}", advice)
     advice = "run holdfast doctor where this replica can be reached"
-    return Finding("permissions", UNCHECKED, f"not checked: {why}", advice)
+    return Finding("permissions", UNCHECKED, f"not checked: {why(failed)}", advice)
 
 
 def _merged(findings: list[Finding], replicas: list[str]) -> Iterator[Finding]:

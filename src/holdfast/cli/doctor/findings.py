@@ -6,8 +6,10 @@ import re
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
+from secrets import token_hex
 from typing import Any, Final
 
+from holdfast.errors import Unavailable
 from holdfast.protocol.effects import Command, StepFailed
 from holdfast.untrusted import printable
 
@@ -55,6 +57,18 @@ def refused_by(failed: BaseException, *words: str | int) -> Refused | None:
     cause = failed.__cause__
     is_reply = cause is not None and type(cause).__module__.startswith("hiredis")
     return Refused(str(cause), *words) if is_reply else None
+
+
+def why(failed: StepFailed) -> str:
+    """Why a step failed, in the same words for each server."""
+    return (
+        "; ".join(dict.fromkeys(failed.error.causes.values())) if isinstance(failed.error, Unavailable) else str(failed)
+    )
+
+
+def own_key(prefix: str) -> str:
+    """A new key for the doctor to try what locks do, under the same prefix as theirs."""
+    return f"{prefix}holdfast:doctor:{token_hex(8)}"
 
 
 def acl_line(user: str, rules: Iterable[str]) -> str:

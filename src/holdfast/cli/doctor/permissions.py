@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from secrets import token_hex
 from typing import Final, NamedTuple
 
-from holdfast.cli.doctor.findings import DANGER, NOTE, OK, WARNING, Finding, Refused, Server, acl_line
+from holdfast.cli.doctor.findings import DANGER, NOTE, OK, WARNING, Finding, Refused, Server, acl_line, own_key
 from holdfast.names import slot_of
 from holdfast.url import Location
 
@@ -236,7 +236,7 @@ def _own_key(server: Server) -> tuple[str, bool]:
 
 
 def _new_key(server: Server) -> str:
-    return f"{server.prefix}holdfast:doctor:{token_hex(8)}"
+    return own_key(server.prefix)
 
 
 def _granted(commands: Iterable[str]) -> list[str]:

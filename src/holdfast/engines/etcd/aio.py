@@ -122,7 +122,7 @@ class Engine:
             transport = self._transport = aio_transport(self._target)
         answer = await transport.handle_async_request(call.request())
         try:
-            return answer.status_code, call.content(answer.status_code, await aread_body(answer))
+            return answer.status_code, call.content(answer, await aread_body(answer))
         except gateway.Unreadable:
             await answer.extensions["network_stream"].aclose()  # else another request might get the rest of this reply
             raise

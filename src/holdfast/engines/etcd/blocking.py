@@ -40,13 +40,13 @@ class Engine:
 
     def call(self, op: Op, timeout: float) -> Any:
         """The reply to one step; StepFailed if there is none."""
-        return self._run(program_of(self._session, op, self._now()), timeout)
+        return self.run(program_of(self._session, op, self._now()), timeout)
 
     def call_each(self, ops: Sequence[Any], timeout: float) -> list[Any]:
         """The reply to each step, or its StepFailed."""
         if ops and can_join(ops):
             try:
-                replies: list[Any] = self._run(joint_program(self._session, ops, self._now()), timeout)
+                replies: list[Any] = self.run(joint_program(self._session, ops, self._now()), timeout)
             except StepFailed as failed:
                 return [failed] * len(ops)
             return replies
@@ -61,7 +61,8 @@ class Engine:
         except StepFailed as failed:
             return failed
 
-    def _run(self, program: Program, timeout: float) -> Any:
+    def run(self, program: Program, timeout: float) -> Any:
+        """The reply of a program; StepFailed if there is none."""
         if self._closed:
             program.close()
             raise failures.client_closed(self.address)
@@ -89,7 +90,7 @@ class Engine:
         transport = self._transport or self._make_transport()
         answer = transport.handle_request(call.request())
         try:
-            return answer.status_code, call.content(answer.status_code, read_body(answer))
+            return answer.status_code, call.content(answer, read_body(answer))
         except gateway.Unreadable:
             answer.extensions["network_stream"].close()  # else another request might get the rest of this reply
             raise

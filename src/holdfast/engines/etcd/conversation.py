@@ -15,7 +15,7 @@ fails, and the protocol sends it again. The client avoids a member that was sile
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator
+from collections.abc import Callable, Collection, Generator, Mapping
 from functools import lru_cache, partial
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -60,19 +60,23 @@ class Patience:
         return self._until - self.now()
 
 
+# What a body says, with its headers; Unreadable if it is none of etcd.
+Read: TypeAlias = Callable[[bytearray, Mapping[str, str]], Any]
+
+
 class HttpCall(NamedTuple):
     url: str
     body: bytes
     headers: dict[str, str]
     timeout: float
-    read: Callable[[bytearray], Any]  # what a body says; Unreadable if it is none of etcd
+    read: Read
 
     def __repr__(self) -> str:
         return f"<call of {self.url}>"  # the rest holds tokens
 
-    def content(self, status: int, body: bytearray) -> Any:
+    def content(self, answer: httpx.Response, body: bytearray) -> Any:
         """What an answer says, or the message of an error reply."""
-        return self.read(body) if status == _OK else failures.message_of(body)
+        return self.read(body, answer.headers) if answer.status_code == _OK else failures.message_of(body)
 
     def request(self) -> httpx.Request:
         """For a transport of httpx. Its client would add cookies, redirections and a second look at the URL."""
@@ -214,7 +218,7 @@ def _exchange(request: Any, members: Members, patience: Patience) -> Any:
 
 
 def _ask_any(
-    path: str, body: bytes, read: Callable[[bytearray], Any], members: Members, patience: Patience, *, repeatable: bool
+    path: str, body: bytes, read: Read, members: Members, patience: Patience, *, repeatable: bool
 ) -> Generator[HttpCall, Any, tuple[int, Any, str]]:
     """Status, content and sender of the answer, with a valid token if the cluster has users."""
     target = members.target
@@ -241,7 +245,7 @@ def _authenticate(members: Members, patience: Patience) -> Generator[HttpCall, A
 
 
 def _ask_reachable(
-    path: str, body: bytes, read: Callable[[bytearray], Any], members: Members, patience: Patience, *, repeatable: bool
+    path: str, body: bytes, read: Read, members: Members, patience: Patience, *, repeatable: bool
 ) -> Generator[HttpCall, Any, tuple[int, Any, str]]:
     """The answer of the first member that can be reached. ``repeatable``: after silence, too, ask the next one."""
     causes: dict[str, str] = {}

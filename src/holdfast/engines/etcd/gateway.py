@@ -8,9 +8,22 @@ in protobuf.
 from __future__ import annotations
 
 import json
+import re
 from base64 import b64decode, b64encode
-from typing import Any, Final
+from collections.abc import Mapping
+from email.utils import parsedate_to_datetime
+from typing import Any, Final, TypeAlias
 
+from holdfast.protocol.intents.maintenance import (
+    Alarm,
+    Entry,
+    ListAlarms,
+    ListMembers,
+    MemberList,
+    MemberStatus,
+    Question,
+    ReadRoles,
+)
 from holdfast.protocol.intents.requests import (
     Compare,
     Created,
@@ -39,6 +52,12 @@ KEEP: Final = "/v3/lease/keepalive"
 TIME_TO_LIVE: Final = "/v3/lease/timetolive"
 WATCH: Final = "/v3/watch"
 AUTHENTICATE: Final = "/v3/auth/authenticate"
+MEMBERS: Final = "/v3/cluster/member/list"
+STATUS: Final = "/v3/maintenance/status"
+ALARM: Final = "/v3/maintenance/alarm"
+USER: Final = "/v3/auth/user/get"
+
+HttpRequest: TypeAlias = Txn | GrantLease | KeepLease | ReadLease | Question
 
 _dumps: Final = json.JSONEncoder(separators=(",", ":")).encode
 _BEYOND: Final = 2**63  # numbers of etcd are less
@@ -48,6 +67,9 @@ _UNLIKE_ETCD: Final = (
     *(ValueError, KeyError, TypeError, AttributeError),
     *(RecursionError, OverflowError, MemoryError),
 )
+
+
+_ALARM: Final = re.compile(r"memberID:(\d+) alarm:(\w+)")  # among the errors of a status
 
 
 class Unreadable(Exception):
@@ -73,7 +95,7 @@ def _number(value: Any) -> int:
     return number
 
 
-def write(request: Txn | GrantLease | KeepLease | ReadLease) -> tuple[str, bytes]:
+def write(request: HttpRequest) -> tuple[str, bytes]:
     """The path and the body of a request."""
     if type(request) is Txn:
         if (plain := _plain(request)) is not None:
@@ -84,8 +106,13 @@ def write(request: Txn | GrantLease | KeepLease | ReadLease) -> tuple[str, bytes
         return GRANT, body({"TTL": str(request.seconds)})
     if type(request) is ReadLease:
         return TIME_TO_LIVE, body({"ID": str(request.lease)})
-    assert type(request) is KeepLease
-    return KEEP, body({"ID": str(request.lease)})
+    if type(request) is KeepLease:
+        return KEEP, body({"ID": str(request.lease)})
+    if type(request) is ReadRoles:
+        return USER, body({"name": request.user})
+    if type(request) is ListAlarms:
+        return ALARM, body({"action": "GET"})
+    return MEMBERS if type(request) is ListMembers else STATUS, body({})
 
 
 def _plain(txn: Txn) -> Get | Delete | None:
@@ -149,7 +176,7 @@ def _operation(operation: Operation) -> dict[str, Any]:
     return {"request_range": content}
 
 
-def read(request: Txn | GrantLease | KeepLease | ReadLease, answer: bytes | bytearray) -> TxnResult | LeaseLife:
+def read(request: HttpRequest, answer: bytes | bytearray, headers: Mapping[str, str]) -> Any:
     """The answer of etcd to this request. Unreadable if the body is not such an answer."""
     try:
         content = json.loads(answer)
@@ -159,6 +186,8 @@ def read(request: Txn | GrantLease | KeepLease | ReadLease, answer: bytes | byte
                 name = "response_range" if type(plain) is Get else "response_delete_range"
                 return TxnResult(True, revision, (_result(plain, {name: content}, revision),))
             return _txn_result(request, content, revision)
+        if isinstance(request, Question):
+            return _answer(request, content, headers)
         life = content["result"] if type(request) is KeepLease else content
         lease = LeaseLife(_number(life.get("ID", 0)), max(0, _number(life.get("TTL", 0))))
     except _UNLIKE_ETCD:
@@ -168,7 +197,44 @@ def read(request: Txn | GrantLease | KeepLease | ReadLease, answer: bytes | byte
     return lease
 
 
-def read_token(answer: bytes | bytearray) -> str:
+def _answer(question: Question, content: dict[str, Any], headers: Mapping[str, str]) -> Any:
+    header = content["header"]
+    if type(question) is ListMembers:
+        members = tuple(
+            Entry(
+                str(each["ID"]),
+                str(each.get("name", "")),
+                tuple(map(str, each.get("clientURLs", ()))),
+                bool(each.get("isLearner", False)),
+            )
+            for each in content["members"]
+        )
+        return MemberList(str(header["cluster_id"]), str(header["member_id"]), members)
+    if type(question) is ListAlarms:
+        return tuple(Alarm(str(each["alarm"]), str(each["memberID"])) for each in content.get("alarms", ()))
+    if type(question) is ReadRoles:
+        return tuple(map(str, content.get("roles", ())))
+    return MemberStatus(
+        version=str(content["version"]),
+        leader=str(content.get("leader", "")),
+        revision=_number(header.get("revision", 0)),
+        size=_number(content.get("dbSize", 0)),
+        in_use=_number(content.get("dbSizeInUse", 0)),
+        quota=_number(content.get("dbSizeQuota", 0)),
+        alarms=tuple(Alarm(kind, member) for member, kind in _ALARM.findall(" ".join(content.get("errors", ())))),
+        date=_date(headers.get("date", "")),
+    )
+
+
+def _date(text: str) -> float | None:
+    """The time in a Date header; None if a proxy left it out or wrote something else."""
+    try:
+        return parsedate_to_datetime(text).timestamp()
+    except _UNLIKE_ETCD:
+        return None
+
+
+def read_token(answer: bytes | bytearray, headers: Mapping[str, str]) -> str:
     """The token of an answer to AUTHENTICATE. Unreadable if there is none that fits into a header."""
     try:
         token = json.loads(answer)["token"]

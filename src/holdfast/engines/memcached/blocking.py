@@ -30,6 +30,8 @@ _LEAST: Final = 0.01  # seconds that the last command of a step gets at least
 _MOST_IDLE: Final = 32
 _ALLOWED_KEY: Final = "a key of memcached is at most 250 characters of ASCII, without spaces; choose another one"
 
+_NO_PASSWORD: Final = "Holdfast can give none to memcached: start it without -Y, and limit which machines reach it"
+
 
 class Engine:
     """Runs steps on one server. Any thread may use it; it is also the shared connection of its driver."""
@@ -201,6 +203,9 @@ class Engine:
                 return self._unreadable(error)  # every memcached knows the other commands
             what = f"the meta commands of memcached 1.6 at {self.address}"
             return self._failed(Unsupported(what, "update the server, or use redis://"), error, sent=False)
+        if "unauthenticated" in text:
+            wants = Unavailable({self.address: "it wants a password"}, _NO_PASSWORD)
+            return self._failed(wants, error, sent=False)
         if isinstance(error, MemcacheClientError):
             return self._failed(Unavailable({self.address: f"it answered: {text}"}, "See its log"), error, sent=True)
         full = "out of memory" in text

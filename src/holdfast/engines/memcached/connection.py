@@ -29,6 +29,11 @@ _NEVER: Final = 2**40  # seconds since 1970
 _DELETED: Final = frozenset((b"HD", b"EX", b"NF"))  # replies to md
 
 
+def _text(value: Any) -> str:
+    """A name or a value of the statistics; pymemcache makes numbers of some values, and truth values of others."""
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+
+
 class ReplyTooLong(MemcacheError):  # type: ignore[misc]  # pymemcache has no types
     """A reply is longer than LONGEST_REPLY."""
 
@@ -101,7 +106,7 @@ class Connection(Client):  # type: ignore[misc]
         return self._bounded.is_readable()
 
     def perform(self, command: Command, deadline: float) -> Any:
-        """The reply to one command: its first word, such as b"STORED"; data and cas; or the time.
+        """The reply to one command: its first word, such as b"STORED"; data and cas; the time; or the statistics.
 
         OSError or MemcacheError if there is none by the deadline, or no valid one.
         """
@@ -109,6 +114,8 @@ class Connection(Client):  # type: ignore[misc]
         self._bounded.expect(deadline)
         if command.args[0] == "clock":
             return self._clock()
+        if command.args[0] == "stats":
+            return {_text(name): _text(value) for name, value in self.stats(*command.args[1:]).items()}
         name, key, *rest = command.args
         if name == "add":
             _, seconds, data = rest

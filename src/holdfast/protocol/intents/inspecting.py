@@ -66,7 +66,7 @@ _MOST_LEASES: Final = 20  # leases whose remaining time one look reads
 _MOST_ENTRIES: Final = 100  # as in lua/include/broken.lua
 _HISTORY_LASTS: Final = 30 * 86_400  # seconds
 _TRIES: Final = 5  # at an intent that its holder writes between our read and our break
-_LAST: Final = "\U0010ffff"
+LAST: Final = "\U0010ffff"
 _READER, _WRITER = -1, -2  # instead of a slot; see reading.py
 
 
@@ -251,7 +251,7 @@ def scan(session: Session, command: Command, now: float) -> Program:
             break
         prefix += word[-1]
     start = prefix or "\0" if cursor == "0" else cursor
-    done = yield from perform(Txn((), (Get(start, prefix + _LAST, limit=SCANNED, keys_only=True),)))
+    done = yield from perform(Txn((), (Get(start, prefix + LAST, limit=SCANNED, keys_only=True),)))
     keys, more = [item.key for item in done.results[0].items], done.results[0].total > len(done.results[0].items)
     matches = re.compile("".join(map(_as_regex, words)), re.DOTALL).fullmatch
     names = dict.fromkeys(name_of(key) for key in keys if kind_of(key) and matches(key))

@@ -12,6 +12,7 @@ from holdfast.errors import Unavailable
 from holdfast.protocol.effects import StepFailed
 
 SPACE_EXCEEDED: Final = "space exceeded"  # part of a message
+DENIED: Final = "this user may not do that"
 _CREDENTIALS: Final = "Check user and password in the URL: etcd://user:password@host"
 
 
@@ -47,7 +48,7 @@ REFUSALS: Final = (
     Refusal("authentication is not enabled", "it has no users", "Leave user and password out of the URL", False, False),
     Refusal(
         "permission denied",
-        "this user may not do that",
+        DENIED,
         "See docs/etcd.md for the permissions that are needed",
         False,
         False,

@@ -19,6 +19,7 @@ from collections.abc import Callable, Generator
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from holdfast.protocol.effects import Command, Step, StepFailed
+from holdfast.protocol.intents.maintenance import Question
 
 MOST_OPERATIONS = 120  # in one transaction; etcd refuses more than 128 unless it is told otherwise
 
@@ -134,7 +135,7 @@ class Unwatch(NamedTuple):
     token: str
 
 
-Request: TypeAlias = Txn | GrantLease | KeepLease | ReadLease | Watch | Unwatch
+Request: TypeAlias = Txn | GrantLease | KeepLease | ReadLease | Watch | Unwatch | Question
 
 
 class Item(NamedTuple):
@@ -240,6 +241,11 @@ def read_lease(lease: int) -> Generator[Request, Answer, int]:
     answer = yield ReadLease(lease)
     seconds: int = answer.result.seconds
     return seconds
+
+
+def ask(question: Question) -> Generator[Request, Answer, Any]:
+    answer = yield question
+    return answer.result
 
 
 def begin_watch(watch: Watch) -> Generator[Request, Answer, None]:

@@ -1,0 +1,1 @@
+"""``holdfast doctor`` on etcd."""
