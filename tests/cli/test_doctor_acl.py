@@ -280,8 +280,25 @@ def test_a_url_of_sentinels_needs_role_and_a_user_on_the_sentinels(capsys: pytes
     assert "sentinel" not in printed(capsys, "redis://h")
 
 
-@pytest.mark.parametrize("url", ["etcd://h:2379", "nothing://h"])
-def test_other_engines_have_no_acl(capsys: pytest.CaptureFixture[str], url: str) -> None:
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [("memcached://h", "memcached has no users: each program that reaches its port"), ("nothing://h", "scheme")],
+)
+def test_what_has_no_users_is_a_wrong_use(capsys: pytest.CaptureFixture[str], url: str, says: str) -> None:
     code, out, err = call(capsys, "doctor", "--acl", url)
     assert (code, out) == (64, "")
-    assert "Error" in err
+    assert says in err
+
+
+def test_on_etcd_the_role_and_the_user_are_commands_of_etcdctl(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = call(capsys, "doctor", "--acl", "--prefix", "my app:", "etcd://h:2379")
+    assert code == 0
+    lines = [
+        "etcdctl role add holdfast",
+        "etcdctl role grant-permission holdfast --prefix=true readwrite 'my app:'",
+        "etcdctl user add holdfast:PASSWORD",
+        "etcdctl user grant-role holdfast holdfast",
+    ]
+    assert out.splitlines()[1:] == lines
+    found = json.loads(call(capsys, "doctor", "--acl", "--json", "--prefix", "my app:", "etcd://h:2379")[1])
+    assert found == {"program": "\n".join(lines), "operator": "\n".join(lines)}

@@ -85,9 +85,6 @@ def _learners(cluster: Cluster) -> Findings:
 
 def leader(cluster: Cluster) -> Findings:
     asked = cluster.asked
-    if not asked:
-        yield _not_told("leader", "which member leads")
-        return
     leaders = {status.leader for _, status in asked if status.leader}
     cut_off = [member for member, status in asked if not status.leader]
     if not leaders:
@@ -107,9 +104,6 @@ def leader(cluster: Cluster) -> Findings:
 
 
 def version(cluster: Cluster) -> Findings:
-    if not cluster.asked:
-        yield _not_told("version", "its version")
-        return
     found = {member.name: _version(status) for member, status in cluster.asked}
     known = [each for each in found.values() if each is not None]
     for member, status in cluster.asked:
@@ -137,20 +131,8 @@ def version(cluster: Cluster) -> Findings:
 
 
 def database(cluster: Cluster) -> Findings:
-    """Whether the database is full, or soon will be: then etcd grants no lock."""
-    asked = cluster.asked
-    full = _raised(cluster, "NOSPACE")
-    if full:
-        revision = max((status.revision for _, status in asked), default=0)
-        compact = f"etcdctl compact {revision or 'REVISION'} && etcdctl defrag --cluster && etcdctl alarm disarm"
-        message = f"it is full (alarm NOSPACE): {full} grants no lock. Holders go on"
-        yield Finding("database", DANGER, message, f"{compact}, or first raise --quota-backend-bytes")
-    if not asked:
-        yield _not_told("database", "its size")
-        return
-    member, status = max(asked, key=lambda each: each[1].size / (each[1].quota or DEFAULT_QUOTA))
-    if full:
-        return
+    """Whether the database will soon be full: then etcd grants no lock, and raises an alarm."""
+    member, status = max(cluster.asked, key=lambda each: each[1].size / (each[1].quota or DEFAULT_QUOTA))
     quota = status.quota or DEFAULT_QUOTA
     largest = f"{status.size:,} of {quota:,} bytes"
     nearly_full = status.size > NEARLY_FULL * quota
@@ -172,16 +154,20 @@ def database(cluster: Cluster) -> Findings:
 
 def alarms(cluster: Cluster) -> Findings:
     if cluster.alarms is None:
-        yield _not_told("alarms", "its alarms")
+        yield Finding("alarms", UNCHECKED, "not checked: this user may not ask for alarms", _WANTS_ROOT)
     elif not cluster.alarms:
         yield Finding("alarms", OK, "no alarm is raised")
-    for kind in sorted({alarm.kind for alarm in cluster.alarms or ()} - {"NOSPACE"}):
-        message = f"alarm {shown(kind, _LONGEST)} of {_raised(cluster, kind)}"
-        if kind == "CORRUPT":
+    for kind in sorted({alarm.kind for alarm in cluster.alarms or ()}):
+        raised = ", ".join(sorted(cluster.name_of(each.member) for each in cluster.alarms or () if each.kind == kind))
+        message, advice = f"alarm {shown(kind, _LONGEST)} of {raised}", "see its log"
+        if kind == "NOSPACE":
+            revision = max((status.revision for _, status in cluster.asked), default=0) or "REVISION"
+            message += ": the database is full, so no lock is granted. Holders go on"
+            repair = f"etcdctl compact {revision} && etcdctl defrag --cluster && etcdctl alarm disarm"
+            advice = f"{repair}; if it stays full, raise --quota-backend-bytes"
+        elif kind == "CORRUPT":
             message += ": members have different data, so a lock can have two holders"
             advice = "find the odd one by etcdctl endpoint hashkv --cluster, replace it, then etcdctl alarm disarm"
-        else:
-            advice = "see its log"
         yield Finding("alarms", DANGER, message, advice)
 
 
@@ -189,7 +175,7 @@ def clock(cluster: Cluster) -> Findings:
     """No lock depends on the time of day: a lease of etcd is counted by a clock that does not jump."""
     told = [(member.look.ahead, member) for member, status in cluster.asked if status.date is not None]
     if not told:
-        yield Finding("clock", UNCHECKED, "not checked: no member tells its time of day", "locks do not depend on it")
+        yield Finding("clock", NOTE, "no member tells its time of day; no lock depends on it")
         return
     ahead, member = max(told, key=lambda each: abs(each[0]))
     if abs(ahead) <= LARGEST_SKEW:
@@ -198,12 +184,6 @@ def clock(cluster: Cluster) -> Findings:
     side = "ahead of" if ahead > 0 else "behind"
     message = f"the clock of {member.name} is {rounded(abs(ahead))} s {side} this machine's"
     yield Finding("clock", NOTE, message, "set both by NTP. Locks do not depend on it; certificates and logs do")
-
-
-def _raised(cluster: Cluster, kind: str) -> str:
-    """The names of the members that have raised an alarm of this kind."""
-    raised = (alarm for alarm in cluster.alarms or () if alarm.kind == kind)
-    return ", ".join(sorted(cluster.name_of(alarm.member) for alarm in raised))
 
 
 def _version(status: MemberStatus) -> tuple[int, int, int] | None:
@@ -215,8 +195,12 @@ def _names(some: list[Member]) -> str:
     return ", ".join(member.name for member in some)
 
 
-def _not_told(check: str, what: str) -> Finding:
-    return Finding(check, UNCHECKED, f"not checked: this user may not ask a member for {what}", _WANTS_ROOT)
-
-
-CHECKS: Final = (members, leader, version, database, alarms, clock)
+def findings_of(cluster: Cluster) -> Findings:
+    yield from members(cluster)
+    if cluster.asked:
+        for check in (leader, version, database, clock):
+            yield from check(cluster)
+    else:
+        message = "not checked: leader, version, database and clock, which no member tells this user"
+        yield Finding("status", UNCHECKED, message, _WANTS_ROOT)
+    yield from alarms(cluster)
