@@ -12,12 +12,15 @@ from collections.abc import Callable, Iterator
 from email.utils import formatdate
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
 import holdfast
+from holdfast.cli.doctor.etcd.cluster import url_of as url_of_member
 from holdfast.cli.doctor.findings import DANGER, NOTE, OK, UNCHECKED, WARNING
 from holdfast.cli.doctor.trips import judged
+from holdfast.url import locate
 from tests.cli.shell import eventually
 from tests.cli.test_doctor import findings, level_of
 from tests.cli.test_operate import call
@@ -202,6 +205,7 @@ def test_a_full_database_is_a_danger_and_the_advice_repairs_it(capsys: pytest.Ca
         says = f"alarm NOSPACE of {place(fleet.members[0])}: the database is full, so no lock is granted. Holders go on"
         assert (alarm["level"], alarm["message"]) == (DANGER, says)
         assert only(found, "permissions")["message"] == "not checked: its database is full"
+        assert "database" not in found, "that it uses little of the default quota would be misleading"
         fleet.client().delete("ballast")
         etcdctl(fleet, findings(capsys, fleet.url)[1]["alarms"][0]["advice"].partition(";")[0])
         found = findings(capsys, fleet.url)[1]
@@ -261,6 +265,28 @@ def test_a_user_who_is_refused_is_a_danger(
     assert code == 1
     assert only(found, "permissions")["message"] == f"no lock works, because {why}"
     assert level_of(found, "leader") == OK, "members answer without a user"
+
+
+def test_the_options_of_the_url_are_used_for_each_member(
+    certificate: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, key = certificate
+    with EtcdFleet(1, "--cert-file", file, "--key-file", key, scheme="etcds") as fleet:
+        fleet.ask("/v3/auth/role/add", {"name": "root"})
+        for name in ("root", "app"):
+            fleet.ask("/v3/auth/user/add", {"name": name, "password": "a/secret@word"})
+            fleet.ask("/v3/auth/user/grant", {"user": name, "role": "root"})
+        fleet.ask("/v3/auth/enable", {})
+        url = fleet.url.replace("127.0.0.1", "localhost").replace("://", "://app:a%2Fsecret%40word@")
+        found = findings(capsys, f"{url}?ssl_ca_certs={file}")[1]
+        assert (level_of(found, "leader"), level_of(found, "permissions")) == (OK, OK)
+        location = locate(f"{url}?ssl_ca_certs={file}&fence_floor=5")
+        address = url.rpartition("@")[2]
+        assert url_of_member(location, address, with_user=True) == f"{url}?ssl_ca_certs={quote(file, safe='')}"
+        assert "secret" not in url_of_member(location, address, with_user=False)
+        code, out, err = call(capsys, "doctor", url)
+        assert (code, out) == (69, "")
+        assert "its TLS certificate is not trusted" in err
 
 
 # What an etcd answers that is not at hand.

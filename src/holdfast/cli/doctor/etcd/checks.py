@@ -132,6 +132,8 @@ def version(cluster: Cluster) -> Findings:
 
 def database(cluster: Cluster) -> Findings:
     """Whether the database will soon be full: then etcd grants no lock, and raises an alarm."""
+    if any(alarm.kind == "NOSPACE" for alarm in cluster.alarms or ()):
+        return  # it is full, whatever its quota is: see the alarms
     member, status = max(cluster.asked, key=lambda each: each[1].size / (each[1].quota or DEFAULT_QUOTA))
     quota = status.quota or DEFAULT_QUOTA
     largest = f"{status.size:,} of {quota:,} bytes"
