@@ -40,11 +40,11 @@ MAY_IMPORT = {
     "metrics": {"errors", "events"},
     "otel": {"errors", "events"},
     "names": {"errors", "untrusted"},
-    "url": {"errors", "options"},
+    "url": {"errors", "options", "translations"},
     "lua": set(),
     "lease": {"protocol"},  # for the types of annotations only
     "translations": {"errors"},
-    "options": {"errors", "holder", "translations", "untrusted"},
+    "options": {"errors", "holder", "names", "translations", "untrusted"},
     "guard": {"errors", "lease", "lua", "names", "options", "untrusted"},
     "decorated": {"errors", "lease", "options", "protocol"},
     "face": {"errors", "lease", "names", "options", "protocol", "translations"},

@@ -68,6 +68,11 @@ def shown(value: object) -> str:
         return "a number too large to show"
 
 
+def how_to_install(extra: str) -> str:
+    """The commands that install an extra, for a message."""
+    return f"pip install 'holdfast[{extra}]', or in a clone: pip install -e '.[{extra}]'"
+
+
 class HoldfastError(Exception):
     """Base class of all errors of Holdfast. ``type(error)(*error.args)`` has the same message."""
 

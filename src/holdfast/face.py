@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakValueDictionary
 
 from holdfast.errors import InvalidConfig, InvalidName, UnsafeRecipeWarning
-from holdfast.names import Keys, check_namespace, keys_of, not_a_name, unprintable_in
+from holdfast.names import Keys, keys_of, not_a_name, unprintable_in
 from holdfast.options import (
     CommonKeywords,
     LockOptions,
@@ -117,7 +117,7 @@ class BaseClient:
 
     def __init__(self, driver: Any, *, namespace: str, shared: LockOptions) -> None:
         self._driver = driver
-        self._namespace = check_namespace(namespace)
+        self._namespace = namespace
         self._shared = shared
         self._singleflight = Group(driver)
         self._latch_waiters: WaitersByLatch = {}

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, Final
 
-from holdfast.errors import InvalidConfig, Unavailable, Unsupported
+from holdfast.errors import InvalidConfig, Unavailable, Unsupported, how_to_install
 from holdfast.events import (
     Abandoned,
     Acquired,
@@ -67,7 +67,9 @@ class Prometheus:
         try:
             import prometheus_client as prometheus
         except ImportError:
-            raise Unsupported("holdfast.metrics", "install it with: pip install 'holdfast[metrics]'") from None
+            raise Unsupported(
+                "holdfast.metrics without prometheus-client", f"run: {how_to_install('metrics')}"
+            ) from None
         if not callable(metric_name):
             raise InvalidConfig(f"metric_name={metric_name!r:.60}", "give a function of a lock's name")
         self._metric_name = metric_name

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from inspect import Parameter, iscoroutinefunction, signature
 from typing import Any, Final, Generic, TypeAlias, TypedDict, TypeVar
 
 from holdfast.errors import InvalidConfig, rounded, shown
-from holdfast.translations import OF_LOCKS, unknown_options
+from holdfast.names import check_namespace
+from holdfast.translations import OF_CLIENTS, OF_LOCKS, unknown_options
 from holdfast.untrusted import MOST_CHARACTERS
 
 SHORTEST_TTL: Final = 0.01
 LONGEST: Final = 366 * 86_400.0
 # Fences set aside for a holder that may pass its lease on within its process; must match lua/include/fence.lua.
 FENCES: Final = 64
+MAX_FENCE_FLOOR: Final = 8 * 10**15  # fences are below 2**53; this leaves room for 10**15 revisions of etcd
 
 OnLost = Callable[[Any], object] | str | None  # a str only under asyncio
 
@@ -64,6 +66,19 @@ class CommonKeywords(LockKeywords[Any], total=False):
     """All options of ``lock``."""
 
     wait: Seconds | None
+
+
+class ClientKeywords(TypedDict, Generic[C], total=False):
+    """The options of ``connect``. C is the type of on_lost."""
+
+    namespace: str
+    timeout: Seconds
+    outage_wait: OutageWait
+    fence_retention: Seconds
+    cohort: int
+    replicas: int | None
+    fence_floor: int | None
+    on_lost: C
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,27 +229,42 @@ def _check_on_lost(on_lost: Any, choices: tuple[str, ...]) -> Any:
 
 def client_options(
     *,
-    timeout: Seconds,
-    fence_retention: Seconds,
-    cohort: int,
-    outage_wait: OutageWait = None,
-    replicas: int = 0,
+    namespace: str = "",
+    timeout: Seconds = 5.0,
+    outage_wait: OutageWait = OF_ENGINE,
+    fence_retention: Seconds = 3600.0,
+    cohort: int = 64,
+    replicas: int | None = None,
+    fence_floor: int | None = None,
+    on_lost: Any = None,
     passes: bool = True,
     fenced: bool = True,
-    on_lost: Any = None,
     choices: tuple[str, ...] = (),
 ) -> LockOptions:
-    """The checked options that all locks of a client share."""
+    """The checked options of ``connect`` that all locks of a client share; the others are only checked.
+
+    The last three are facts of the engine and of the face.
+    """
+    check_namespace(namespace)
+    if fence_floor is not None:
+        whole("fence_floor", fence_floor, most=MAX_FENCE_FLOOR)
     return LockOptions(
         on_lost=_check_on_lost(on_lost, choices),
         cohort=whole("cohort", cohort),
         timeout=seconds("timeout", timeout, least=0.01, most=3600.0),
         outage_wait=checked_outage_wait(outage_wait, None),
         fence_retention=seconds("fence_retention", fence_retention, least=1.0),
-        replicas=whole("replicas", replicas),
+        replicas=0 if replicas is None else whole("replicas", replicas),
         passes=passes,
         fenced=fenced,
     )
+
+
+def refuse_unknown(options: Mapping[str, Any]) -> None:
+    """Raise UnknownOption if ``connect`` does not have one of these options."""
+    known = ClientKeywords.__annotations__
+    if unknown := {name: value for name, value in options.items() if name not in known}:
+        raise unknown_options("connect()", unknown, [*known, "on_event"], OF_CLIENTS)
 
 
 def whole(what: str, value: Any, *, least: int = 0, most: int = 1_000_000) -> int:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
-from holdfast.errors import Unsupported
+from holdfast.errors import Unsupported, how_to_install
 from holdfast.events import Abandoned, Acquired, Event, Lost, PassedOn, Released
 
 __all__ = ["Spans"]
@@ -30,7 +30,7 @@ class Spans:
             from opentelemetry.context import get_current
             from opentelemetry.trace import SpanKind, Status, StatusCode, get_tracer
         except ImportError:
-            raise Unsupported("holdfast.otel", "install it with: pip install 'holdfast[otel]'") from None
+            raise Unsupported("holdfast.otel without opentelemetry-api", f"run: {how_to_install('otel')}") from None
         self._tracer = get_tracer("holdfast", tracer_provider=tracer_provider)
         self._client, self._internal = SpanKind.CLIENT, SpanKind.INTERNAL
         self._failed: Callable[[str], Any] = partial(Status, StatusCode.ERROR)

@@ -17,6 +17,7 @@ from holdfast.errors import UnknownOption, shown
 _NAME_FIRST: Final = 'instead of {0} pass the name first, as in lock("order:42")'
 _OF_CLIENT: Final = "leave out {0}, because the server is given to connect()"
 _NO_POLLING: Final = "leave out {0}, because waiters are notified and do not poll"
+_OF_LOCK: Final = "give {0} to lock()"
 _OF_FILES: Final = "leave out {0}, which is about files"
 _NOT_RENEWED: Final = "ttl={1}, renew=False (ttl={1} alone is renewed; max_hold={1} ends a renewed lease)"
 _HOLD: Final = f"for {{0}} write {_NOT_RENEWED}"
@@ -66,6 +67,7 @@ OF_LOCKS: Final[Mapping[str, str]] = {
     **dict.fromkeys(("mode", "fallback_to_soft", "preserve_lock_file"), _OF_FILES),
     **dict.fromkeys(("context_error_policy", "close_error_policy"), _OF_FILES),
 }
+OF_CLIENTS: Final[Mapping[str, str]] = dict.fromkeys(("ttl", "wait", "renew", "max_hold", "label"), _OF_LOCK)
 _SPELLINGS: Final = {
     "poll_intervall": "poll_interval",  # so filelock spelled it once
     "wait_time": "waitTime",
@@ -79,14 +81,15 @@ def unknown_options(
 ) -> UnknownOption:
     """The error of a call with options that ``subject`` does not have. It has the ``known`` ones."""
     options = ", ".join(f"{option:.60}={_value(value)}" for option, value in given.items())
-    instead = "; ".join(_instead(option, value, known, advice) for option, value in given.items())
+    instead = "; ".join(instead_of(option, value, known, advice) for option, value in given.items())
     return UnknownOption(options, f"{subject} has no such option{'s' * (len(given) > 1)}; {instead}")
 
 
-def _instead(option: str, value: Any, known: Collection[str], advice: Mapping[str, str]) -> str:
+def instead_of(option: str, value: Any, known: Collection[str], advice: Mapping[str, str]) -> str:
+    """What to write instead of an option, as a part of a sentence."""
     text = advice.get(_SPELLINGS.get(option, option))
     if text is None:
-        close = get_close_matches(option, known, n=1)
+        close = get_close_matches(option, known, n=1, cutoff=0.7)
         return f"did you mean {close[0]}=?" if close else f"its options are {', '.join(known)}"
     if "{1}" in text and (value is None or value == -1):  # as those libraries write "no limit"
         text = "leave out {0}"

@@ -211,7 +211,7 @@ def test_without_lua_it_says_what_to_install(args: list[str]) -> None:
     done = subprocess.run([*command, *args], stdin=subprocess.DEVNULL, **options)
     assert done.returncode == 69
     assert done.stdout == ""
-    assert "pip install -e '.[lab]'" in done.stderr
+    assert "run: pip install 'holdfast[lab]', or in a clone: pip install -e '.[lab]'" in done.stderr
     assert "Traceback" not in done.stderr
     assert subprocess.run([*command, "--help"], **options).returncode == 0
 

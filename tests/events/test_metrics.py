@@ -134,7 +134,7 @@ def test_two_clients_may_share_one_hook(url: str, registry: CollectorRegistry) -
 
 def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    with pytest.raises(holdfast.Unsupported, match=r"pip install 'holdfast\[metrics\]'"):
+    with pytest.raises(holdfast.Unsupported, match=r"prometheus-client: run: pip install 'holdfast\[metrics\]', or"):
         Prometheus()
 
 

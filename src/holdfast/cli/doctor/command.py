@@ -44,12 +44,16 @@ _PASSWORD: Final = ("on", ">PASSWORD")
 @click.argument("target", metavar="[URL]", required=False)
 @click.option("--url", metavar="URL", help="The same as the argument.  [default: HOLDFAST_URL, else local://]")
 @click.option(
-    "--prefix", default="", metavar="TEXT", help="With what your names start, if a user may use some keys only."
+    "--prefix",
+    metavar="TEXT",
+    help="With what your names start, if a user may use some keys only.  [default: namespace= of the URL]",
 )
 @click.option("--acl", is_flag=True, help="Print how to make a user that may do what locks need, and no more.")
 @click.option("--json", "as_json", is_flag=True, help="Write JSON to stdout.")
 @click.pass_context
-def doctor(ctx: click.Context, *, target: str | None, url: str | None, prefix: str, acl: bool, as_json: bool) -> int:
+def doctor(
+    ctx: click.Context, *, target: str | None, url: str | None, prefix: str | None, acl: bool, as_json: bool
+) -> int:
     """Look at a server, and say in plain words what threatens locks there.
 
     Checked are: version, eviction, persistence, replication and lag, its clock and the way to it, permissions, and keys
@@ -69,6 +73,8 @@ def doctor(ctx: click.Context, *, target: str | None, url: str | None, prefix: s
     if acl and location.engine == "memcached":
         problem = "memcached has no users: each program that reaches its port may change each lock"
         raise click.UsageError(f"--acl: {problem}. Limit which machines reach it (-l, a firewall)", ctx)
+    if prefix is None:
+        prefix = str(location.options.get("namespace", ""))
     if acl:
         return print_role(output, prefix) if location.engine == "etcd" else print_acl(output, prefix, Use.of(location))
     return run_on(

@@ -104,7 +104,7 @@ class Use(NamedTuple):
 
     @classmethod
     def of(cls, location: Location) -> Use:
-        return cls(location.engine == "cluster", bool(location.replicas), location.engine == "sentinel")
+        return cls(location.engine == "cluster", bool(location.options.get("replicas")), location.engine == "sentinel")
 
     @property
     def commands(self) -> list[str]:

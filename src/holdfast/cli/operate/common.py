@@ -84,15 +84,15 @@ def operator_command(**settings: Any) -> Callable[[Callable[..., Any]], click.Co
 
 
 def run_on(
-    ctx: click.Context, url: str | None, output: Output, act: Callable[[Client], int | None], *, namespace: str = ""
+    ctx: click.Context, url: str | None, output: Output, act: Callable[[Client], int | None], **options: Any
 ) -> int:
-    """Run a command on a client of that server. Returns its exit code."""
+    """Run a command on a client of that server, with these options of ``connect``. Returns its exit code."""
     url = url or os.environ.get("HOLDFAST_URL")
     try:
         if not url:
             url = "local://"
             output.say(_LOCAL)
-        with connect(url, namespace=namespace) as client:
+        with connect(url, **options) as client:
             return act(client) or 0
     except (InvalidName, InvalidConfig) as error:
         raise click.UsageError(str(error), ctx) from error

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ssl
 import time
+from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
-from holdfast.errors import InvalidConfig, Unavailable, Unsupported
+from holdfast.errors import InvalidConfig, Unavailable, Unsupported, how_to_install
 from holdfast.protocol.effects import StepFailed
 from holdfast.url import Location
 
@@ -22,16 +23,18 @@ class EtcdTarget(NamedTuple):
     password: str = ""
     files: dict[str, str] = {}  # noqa: RUF012 (never written to)
     tls: bool = False
-    fence_floor: int = 0
     engine: str = "etcd"
-    replicas: int = 0
-    outage_wait: float | None = None
+    options: Mapping[str, Any] = {}
     passes: bool = False  # a fence is a revision of etcd, so none can be reserved
     fenced: bool = True
     keys_expire: bool = False  # an etcd lease is shared by many locks
 
     def __repr__(self) -> str:
         return f"<EtcdTarget {self.address}>"  # tracebacks may show locals
+
+    @property
+    def fence_floor(self) -> int:
+        return self.options.get("fence_floor") or 0
 
     def settings(self) -> dict[str, Any]:
         """The settings for a transport of httpx. Proxies named in the environment are ignored."""
@@ -76,11 +79,9 @@ def resolve_etcd(location: Location) -> EtcdTarget:
     try:
         import httpx
     except ImportError:
-        raise Unsupported(f"{location.address} without httpx", "run: pip install 'holdfast[etcd]'") from None
+        raise Unsupported(f"{location.address} without httpx", f"run: {how_to_install('etcd')}") from None
     if tuple(map(int, httpx.__version__.split(".")[:2])) < _NEEDED:
-        raise Unsupported(
-            f"{location.address} with httpx {httpx.__version__}", "run: pip install -U 'holdfast[etcd]'"
-        ) from None
+        raise Unsupported(f"{location.address} with httpx {httpx.__version__}", f"run: {how_to_install('etcd')}")
     settings = location.settings
     tls = location.address.startswith("etcds")
     members = tuple(
@@ -99,5 +100,4 @@ def resolve_etcd(location: Location) -> EtcdTarget:
             f"URL {location.address!r}", "it has a password and no user; write etcd://user:password@host"
         )
     files = {name: value for name, value in settings.items() if name.startswith("ssl_")}
-    floor = int(settings.get("fence_floor", "0"))
-    return EtcdTarget(location.address, members, user, password, files, tls, floor)
+    return EtcdTarget(location.address, members, user, password, files, tls)

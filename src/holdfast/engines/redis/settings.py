@@ -9,11 +9,13 @@ import inspect
 import re
 import socket
 import ssl
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any, Final
 
 from holdfast.errors import InvalidConfig
 from holdfast.url import redact
+from holdfast.url.options import unknown_option
 
 # In seconds, except TCP_KEEPCNT (a count) and TCP_USER_TIMEOUT (ms): how long sent data may stay unacknowledged.
 _KEEP_ALIVE: Final = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 20_000}
@@ -38,23 +40,30 @@ def read_url(redis_url: str, url: str, flavour: ModuleType) -> tuple[type[Any], 
         if isinstance(settings.get(option), str):
             raise InvalidConfig(what, f"{option} cannot be given as text; give connect() a redis client that has it")
     connection_class = settings.pop("connection_class", flavour.Connection)
-    # If there are credentials among the options, an unknown option may be a part of them, not percent-encoded.
-    secret = re.search(r"[?&][^=&]*(password|username)", url) is not None
-    check_settings(what, connection_class, settings, flavour, secret=secret)
+    of_redis_py = ("and those of a connection of redis-py",)
+    check_settings(
+        what, connection_class, settings, flavour, lambda name: unknown_option(url, redact(url), name, of_redis_py)
+    )
     return connection_class, settings
 
 
 def check_settings(
-    what: str, connection_class: type[Any], settings: dict[str, Any], flavour: ModuleType, *, secret: bool = False
+    what: str,
+    connection_class: type[Any],
+    settings: dict[str, Any],
+    flavour: ModuleType,
+    unknown: Callable[[str], InvalidConfig] | None = None,
 ) -> None:
-    """Raise InvalidConfig if redis-py does not take these settings. ``secret``: the names of options are not shown."""
+    """Raise InvalidConfig if redis-py does not take these settings. ``unknown`` makes it for an unknown option."""
     wrong = _find_wrong(settings)
     try:
         connection_class(**cleaned(connection_class, settings, flavour))  # opens nothing, but checks the options
     except TypeError as error:
-        named = re.search(r"argument ('\w+')", str(error))
-        option = "one of its options" if secret or not named else named[1]
-        raise InvalidConfig(what, f"{option} is no option of a connection") from None
+        named = re.search(r"argument '(\w+)'", str(error))
+        name = named[1] if named else ""
+        raise (
+            unknown(name) if unknown else InvalidConfig(what, f"{name or 'a setting'!r} is no option of a connection")
+        ) from None
     except Exception as error:  # its text may quote a setting, which may be a password
         raise InvalidConfig(what, wrong or f"redis-py refuses its options ({type(error).__name__})") from None
     if wrong:

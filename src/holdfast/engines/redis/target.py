@@ -26,7 +26,7 @@ from holdfast.engines.redis.sentinel import Node, Sentinels
 from holdfast.engines.redis.settings import check_settings, cleaned, keep_alive, read_url
 from holdfast.errors import InvalidConfig, LocalOnlyWarning, Unavailable
 from holdfast.lua import SCRIPTS, SHARDED, Script
-from holdfast.options import OF_ENGINE, OutageWait
+from holdfast.options import OF_ENGINE, refuse_unknown
 from holdfast.protocol.primary import RECHECK_AFTER, Endpoint
 from holdfast.url import Location, locate
 
@@ -52,8 +52,7 @@ class Target(NamedTuple):
     tls: bool = False
     sentinels: Sentinels | None = None
     engine: str = "redis"  # in ENGINES
-    replicas: int = 0  # how many replicas must have a grant before it counts
-    outage_wait: float | None = None
+    options: Mapping[str, Any] = {}
     passes: bool = True  # it reserves fences, so a lease can be passed on within a process
     fenced: bool = True  # it gives out fences
     keys_expire: bool = True  # a key that is not renewed expires
@@ -168,33 +167,33 @@ def _limited(parser_class: Any) -> Any:
     return Limited
 
 
-def resolve(
-    target: object,
-    *,
-    aio: bool,
-    replicas: int | None = None,
-    fence_floor: int | None = None,
-    outage_wait: OutageWait = OF_ENGINE,
-) -> Any:
-    """The server that ``connect(target)`` names, as a Target of its engine. Options override those of the URL."""
+# An option with this value counts as not given: the URL decides, or the engine.
+_NOT_GIVEN: Final = {"outage_wait": OF_ENGINE, "replicas": None, "fence_floor": None}
+
+
+def resolve(target: object, options: Mapping[str, Any] = _NOT_GIVEN, *, aio: bool) -> Any:
+    """The server that ``connect(target, **options)`` names, as a Target of its engine.
+
+    The ``options`` of the Target are those given here, which override those of the URL.
+    """
     greenlets.refuse_eventlet()
+    refuse_unknown(options)
     if target is None:
         target = os.environ.get("HOLDFAST_URL") or _fall_back_to_local()
     found: Any
+    of_url: Mapping[str, Any] = {}
     if isinstance(target, str):
         location = locate(target)
+        of_url = location.options
         found = resolve_other(location) or _resolve_url(location, target, _flavour(aio))
-        outage_wait = location.outage_wait if outage_wait is OF_ENGINE else outage_wait
     else:
         found = _resolve_client(target, aio)
-    if replicas is not None:
-        found = found._replace(replicas=replicas)
-    if found.replicas:
-        require("replicas", engine=found.engine, address=found.address)
-    if fence_floor is not None:
-        require("fence_floor", engine=found.engine, address=found.address)
-        found = found._replace(fence_floor=fence_floor)
-    return found._replace(outage_wait=ENGINES[found.engine].outage_wait if outage_wait is OF_ENGINE else outage_wait)
+    given = {name: value for name, value in options.items() if name not in _NOT_GIVEN or value is not _NOT_GIVEN[name]}
+    options = {"outage_wait": ENGINES[found.engine].outage_wait, **of_url, **given}
+    for feature in ("replicas", "fence_floor"):
+        if options.get(feature):
+            require(feature, engine=found.engine, address=found.address)
+    return found._replace(options=options)
 
 
 def _fall_back_to_local() -> str:
@@ -237,7 +236,7 @@ def _resolve_url(location: Location, url: str, flavour: ModuleType) -> Target:
             _node(sentinel_class, {**settings, "host": host, "port": port}, flavour) for host, port in location.hosts
         ]
         target = _behind(Sentinels(location.service, nodes), target, flavour)
-    return target._replace(replicas=location.replicas or 0)
+    return target
 
 
 def _resolve_local(location: Location, flavour: ModuleType) -> Target:

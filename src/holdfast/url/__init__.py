@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from ipaddress import IPv6Address
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from holdfast.errors import InvalidConfig
-from holdfast.options import LONGEST, OF_ENGINE, OutageWait
+from holdfast.url.options import take_options, unknown_option
 
 _REDIS_SCHEMES: Final = {
     "redis": "redis",
@@ -38,8 +38,7 @@ SCHEMES: Final = (
 )
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")
-_PARTS = re.compile(r"([^/?#]*)([^?#]*)\??([^#]*)(#?.*)", re.DOTALL)  # hosts, path, options, fragment
-MAX_FENCE_FLOOR: Final = 8 * 10**15  # fences are below 2**53; this leaves room for 10**15 revisions of etcd
+_PLACE = re.compile(r"([^/#]*)(.*)", re.DOTALL)  # hosts, and what follows them
 _HOST = re.compile(r"(\[[^][]+\]|[^][:]*)(?::([0-9]{1,5}))?")
 _NOT_IN_NAMES = re.compile(r"[ /\\?#@%:,\[\]]")
 _NO_PORT = re.compile(r"^[^/@]*:(?!\d{1,5}(/|$))", re.DOTALL)
@@ -60,9 +59,8 @@ class Location(NamedTuple):
     hosts: tuple[tuple[str, int], ...] = ()
     service: str = ""
     sentinel_url: str = ""
-    replicas: int | None = None  # how many must have a grant before it counts, if the URL says so
-    settings: Mapping[str, str] = {}
-    outage_wait: OutageWait = OF_ENGINE  # if the URL says so
+    settings: Mapping[str, str] = {}  # of etcd
+    options: Mapping[str, Any] = {}  # of ``connect``
 
 
 def redact(url: str) -> str:
@@ -94,68 +92,65 @@ def locate(url: str) -> Location:
         known = ", ".join(f"{known}://" for known in SCHEMES)
         what = f"URL {shown!r}" if separator else "a URL without '://'"
         raise InvalidConfig(what, f"Holdfast does not know its scheme; use one of {known}")
-    rest, outage_wait = _take_outage_wait(rest, shown)
+    place, _, query = rest.partition("?")
+    hosts, path = _PLACE.fullmatch(place).groups()  # type: ignore[union-attr]
+    signs = query if scheme == "local" else f"{path}{query}"  # a directory may have any name
+    if "@" in signs:
+        raise InvalidConfig(f"URL {shown!r}", "an '@' comes after '/', '?' or '#'; percent-encode it, as %40")
+    if "#" in signs:
+        raise InvalidConfig(f"URL {shown!r}", "it has a '#'; percent-encode it, as %23")
+    options, others = take_options(query, shown)
     if scheme == "local":
-        location = _locate_local(rest, shown)
+        _refuse(others, (), url, shown)
+        location = _locate_local(place, shown)
     elif scheme in _OTHERS:
-        location = _locate_other(scheme, rest, shown)
+        _refuse(others, _OPTIONS.get(scheme, ()), url, shown)
+        location = _locate_other(scheme, hosts, path, others, shown)
     elif scheme in _SEVERAL:
-        location = _locate_several(scheme, rest, shown)
+        location = _locate_several(scheme, hosts, path, others, shown)
     else:
-        location = _locate_redis(scheme, rest, shown)
-    return location._replace(outage_wait=outage_wait)
+        location = _locate_redis(scheme, place, others, shown)
+    return location._replace(options=options)
 
 
-def _take_outage_wait(rest: str, shown: str) -> tuple[str, OutageWait]:
-    """The URL without ``outage_wait=``, which is an option of Holdfast on every engine, and its value."""
-    before, mark, query = rest.partition("?")
-    options = query.split("&")
-    values = [option.partition("=")[2] for option in options if option.startswith("outage_wait=")]
-    if not values:
-        return rest, OF_ENGINE
-    others = "&".join(option for option in options if not option.startswith("outage_wait="))
-    rest = f"{before}{mark}{others}" if others else before
-    if values[-1].lower() == "none":
-        return rest, None
-    if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", values[-1]) or float(values[-1]) > LONGEST:
-        raise InvalidConfig(
-            f"URL {shown!r}", "its outage_wait is not a number of seconds; write outage_wait=2, or none"
-        )
-    return rest, float(values[-1])
+# The options of URLs that are not of ``connect``. Those of Redis are checked by redis-py.
+_OPTIONS: Final = {"etcds": ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")}
 
 
-def _locate_redis(scheme: str, rest: str, shown: str) -> Location:
+def _refuse(options: Iterable[str], known: tuple[str, ...], url: str, shown: str) -> None:
+    for option in options:
+        name = option.partition("=")[0]
+        if name not in known:
+            raise unknown_option(url, shown, name, known)
+
+
+def _locate_redis(scheme: str, place: str, options: list[str], shown: str) -> Location:
     """One Redis or Valkey server."""
     try:
-        redis_url = f"{_REDIS_SCHEMES[scheme]}://{rest}"
+        redis_url = f"{_REDIS_SCHEMES[scheme]}://{place}"
         parts = urlsplit(redis_url)
         port = parts.port
     except ValueError:  # its text quotes the URL with the password
         raise InvalidConfig(f"URL {shown!r}", _UNREADABLE) from None
-    if "@" in f"{parts.path}{parts.query}{parts.fragment}":
-        raise InvalidConfig(f"URL {shown!r}", _MISPLACED)
-    options, replicas = _take_replicas(parts.query.split("&"), shown)
-    redis_url = f"{redis_url.partition('?')[0]}?{'&'.join(options)}"
+    redis_url = f"{redis_url}?{'&'.join(options)}"
     if scheme == "unix":
         if not parts.path:
             raise InvalidConfig(f"URL {shown!r}", "it names no socket; write unix:///path/to/socket")
-        return Location("redis", f"unix://{unquote(parts.path)}", redis_url=redis_url, replicas=replicas)
+        return Location("redis", f"unix://{unquote(parts.path)}", redis_url=redis_url)
     if not parts.hostname:
         raise InvalidConfig(f"URL {shown!r}", f"it names no host; write {scheme}://host:6379/0")
     database = _check_database(parts.path.strip("/"), options, shown)
     address = f"{scheme}://{parts.hostname}:{6379 if port is None else port}/{database}"
-    return Location("redis", address, redis_url=redis_url, replicas=replicas)
+    return Location("redis", address, redis_url=redis_url)
 
 
 _UNREADABLE: Final = "its host or port cannot be read; percent-encode the password"
-_MISPLACED: Final = "an '@' comes after '/', '?' or '#'; percent-encode it, as %40"
 
 
-def _locate_several(scheme: str, rest: str, shown: str) -> Location:
-    """Sentinels or nodes of a cluster: ``[user:password@]host:port,host:port[/path][?options]``."""
+def _locate_several(scheme: str, places: str, path: str, options: list[str], shown: str) -> Location:
+    """Sentinels or nodes of a cluster: ``[user:password@]host:port,host:port[/path]``."""
     engine, base = _SEVERAL[scheme], _REDIS_SCHEMES[scheme.partition("+")[0]]
-    user, at, hosts, path, query = _split(scheme, rest, shown)
-    options, replicas = _take_replicas(query.split("&"), shown)
+    user, at, hosts = _split(scheme, places, shown)
     where = _shown(hosts)
     named = [unquote(part) for part in path.removeprefix("/").rstrip("/").split("/")]
     if engine == "cluster":
@@ -164,7 +159,7 @@ def _locate_several(scheme: str, rest: str, shown: str) -> Location:
                 f"URL {shown!r}", f"a cluster has database 0 only; write {scheme}://{_EXAMPLES[engine]}"
             )
         redis_url = f"{base}://{user}{at}localhost/0?{'&'.join(options)}"
-        return Location(engine, f"{scheme}://{where}", redis_url=redis_url, hosts=hosts, replicas=replicas)
+        return Location(engine, f"{scheme}://{where}", redis_url=redis_url, hosts=hosts)
     if not named[0] or len(named) > 2:
         problem = "its path is not /service/database" if named[0] else "it names no service, as the Sentinels know it"
         raise InvalidConfig(f"URL {shown!r}", f"{problem}; write {scheme}://{_EXAMPLES[engine]}")
@@ -177,52 +172,30 @@ def _locate_several(scheme: str, rest: str, shown: str) -> Location:
         hosts=hosts,
         service=named[0],
         sentinel_url=_sentinel_url(base, of_sentinels, shown),
-        replicas=replicas,
     )
 
 
-def _split(scheme: str, rest: str, shown: str) -> tuple[str, str, tuple[tuple[str, int], ...], str, str]:
-    """Credentials, an '@' if there are any, hosts, path and options."""
-    authority, path, query, fragment = _PARTS.fullmatch(rest).groups()  # type: ignore[union-attr]
-    if "@" in f"{path}{query}{fragment}":
-        raise InvalidConfig(f"URL {shown!r}", _MISPLACED)
-    if fragment:
-        raise InvalidConfig(f"URL {shown!r}", "it has a '#'; percent-encode it, as %23")
-    user, at, places = authority.rpartition("@")
-    return user, at, tuple(_check_host(place, scheme, shown) for place in places.split(",")), path, query
+def _split(scheme: str, places: str, shown: str) -> tuple[str, str, tuple[tuple[str, int], ...]]:
+    """Credentials, an '@' if there are any, and hosts."""
+    user, at, places = places.rpartition("@")
+    return user, at, tuple(_check_host(place, scheme, shown) for place in places.split(","))
 
 
 def _shown(hosts: tuple[tuple[str, int], ...]) -> str:
     return ",".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in hosts)
 
 
-# The options of the URLs of etcd. memcached has none.
-_ETCD_OPTIONS: Final = {
-    "etcd": ("fence_floor",),
-    "etcds": ("fence_floor", "ssl_ca_certs", "ssl_certfile", "ssl_keyfile"),
-}
-
-
-def _locate_other(scheme: str, rest: str, shown: str) -> Location:
-    """etcd or memcached: ``[user:password@]host:port,host:port[?options]``."""
-    engine, known = _OTHERS[scheme], _ETCD_OPTIONS.get(scheme, ())
-    user, at, hosts, path, query = _split(scheme, rest, shown)
+def _locate_other(scheme: str, places: str, path: str, options: list[str], shown: str) -> Location:
+    """etcd or memcached: ``[user:password@]host:port,host:port``."""
+    engine = _OTHERS[scheme]
+    user, at, hosts = _split(scheme, places, shown)
     example = f"write {scheme}://{_EXAMPLES[engine]}"
     if path not in ("", "/"):
         raise InvalidConfig(f"URL {shown!r}", f"it has a path, and {engine} has no databases; {example}")
     if engine == "memcached" and (at or len(hosts) > 1):
         problem = "it has a user or password, which memcached does not ask for" if at else "it names several servers"
         raise InvalidConfig(f"URL {shown!r}", f"{problem}; {example}")
-    settings: dict[str, str] = {}
-    for option in filter(None, query.split("&")):
-        name, _, value = option.partition("=")
-        if name not in known:
-            options = f"its options are {', '.join(known)}" if known else "it takes no options"
-            raise InvalidConfig(f"URL {shown!r}", f"{name:.40} is no option of {scheme}://; {options}")
-        settings[name] = unquote(value)
-    floor = settings.get("fence_floor", "0")
-    if not re.fullmatch("[0-9]{1,16}", floor) or int(floor) > MAX_FENCE_FLOOR:
-        raise InvalidConfig(f"URL {shown!r}", f"its fence_floor is not a whole number up to {MAX_FENCE_FLOOR}")
+    settings = {name: unquote(value) for name, _, value in (option.partition("=") for option in options)}
     if at:
         settings["user"], _, settings["password"] = (unquote(part) for part in user.partition(":"))
     return Location(engine, f"{scheme}://{_shown(hosts)}", hosts=hosts, settings=settings)
@@ -265,15 +238,6 @@ def _check_database(path: str, options: list[str], shown: str) -> str:
     return database or "0"
 
 
-def _take_replicas(options: list[str], shown: str) -> tuple[list[str], int | None]:
-    """The options without ``replicas=``, which is an option of Holdfast, and its value."""
-    values = [option.partition("=")[2] for option in options if option.startswith("replicas=")]
-    if values and not re.fullmatch("[0-9]{1,3}", values[-1]):
-        raise InvalidConfig(f"URL {shown!r}", "its replicas is not a whole number; write replicas=1, for example")
-    rest = [option for option in options if not option.startswith("replicas=")]
-    return rest, int(values[-1]) if values else None
-
-
 def _split_options(options: list[str]) -> tuple[list[str], list[str]]:
     """The options of connections to the servers, and to the Sentinels. Those of TLS are for both."""
     own = [option for option in options if not option.startswith("sentinel_")]
@@ -295,12 +259,10 @@ def _sentinel_url(base: str, options: list[str], shown: str) -> str:
     return f"{base}://localhost?{'&'.join(kept)}"
 
 
-def _locate_local(rest: str, shown: str) -> Location:
-    directory = unquote(rest)
+def _locate_local(path: str, shown: str) -> Location:
+    directory = unquote(path)
     if directory in ("", "/"):
         return Location("local", "local://")
-    if not directory.startswith("/") or "?" in directory:
-        raise InvalidConfig(
-            f"URL {shown!r}", "its path is not absolute, or has a '?'; write local:///path/of/a/directory"
-        )
+    if not directory.startswith("/"):
+        raise InvalidConfig(f"URL {shown!r}", "its path is not absolute; write local:///path/of/a/directory")
     return Location("local", f"local://{directory}", directory=directory)
