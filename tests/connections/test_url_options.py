@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from types import ModuleType
@@ -14,7 +15,7 @@ import holdfast
 import holdfast.aio
 from holdfast.engines.redis.target import resolve
 from tests.cli.shell import environment
-from tests.support import as_bytes
+from tests.support import ROOT, as_bytes
 
 URLS = [
     "local:///tmp/x",
@@ -55,6 +56,16 @@ def test_a_url_of_each_engine_takes_them_and_what_is_given_in_code_counts_more(f
     assert in_force(face, url) == ("shop:x", 2.0, 0.5, 60.0, 7)
     assert in_force(face, url, namespace="", timeout=5.0) == ("x", 5.0, 0.5, 60.0, 7)
     assert in_force(face, url, outage_wait=None, fence_retention=3600, cohort=64) == ("shop:x", 2.0, None, 3600.0, 64)
+
+
+def test_the_page_names_each_of_them() -> None:
+    page = (ROOT / "docs" / "engines.md").read_text()
+    section = page.partition("\n## Options in the URL\n")[2].partition("\n## ")[0]
+    assert set(re.findall(r"`(\w+)=`", section.partition("| option")[2].partition("\n\n")[0])) == set(
+        OPTIONS.split(", ")
+    )
+    for url in re.findall(r"^\w+://\S+", section, re.MULTILINE):
+        holdfast.connect(url)
 
 
 @pytest.mark.parametrize("url", [url for url in URLS if url.startswith(("redis", "unix", "valkey"))])

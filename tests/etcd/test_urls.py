@@ -55,6 +55,27 @@ def test_a_bad_url_is_refused_in_one_line(url: str, why: str) -> None:
     assert "secret" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("scheme", "library", "extra"), [("etcd", "httpx", "etcd"), ("memcached", "pymemcache", "memcached")]
+)
+def test_without_its_library_an_engine_says_how_to_install_it(
+    connect: Any, monkeypatch: pytest.MonkeyPatch, scheme: str, library: str, extra: str
+) -> None:
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(holdfast.Unsupported) as caught:
+        connect(f"{scheme}://h:1")
+    assert str(caught.value) == (
+        f"{scheme}://h:1 without {library}: run: pip install 'holdfast[{extra}]', "
+        f"or in a clone: pip install -e '.[{extra}]'"
+    )
+
+
+def test_with_an_old_library_it_says_so(connect: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("httpx.__version__", "0.24.1")
+    with pytest.raises(holdfast.Unsupported, match=r"with httpx 0\.24\.1: run: pip install 'holdfast\[etcd\]', or in"):
+        connect("etcd://h:1")
+
+
 BAD_HOSTS = (
     "a..b",
     ".a",

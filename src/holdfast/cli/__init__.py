@@ -148,5 +148,7 @@ def main() -> None:
 
     Name a server with --url or HOLDFAST_URL. Without one, locks only work between processes of this machine.
 
+    If your programs connect with a namespace, put it into the URL: redis://host:6379/0?namespace=shop%3A
+
     A lock is stuck? 'holdfast ls' finds it, 'holdfast who NAME' explains it, 'holdfast break NAME' frees it.
     """

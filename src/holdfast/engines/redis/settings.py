@@ -61,9 +61,10 @@ def check_settings(
     except TypeError as error:
         named = re.search(r"argument '(\w+)'", str(error))
         name = named[1] if named else ""
-        raise (
-            unknown(name) if unknown else InvalidConfig(what, f"{name or 'a setting'!r} is no option of a connection")
-        ) from None
+        if unknown is not None:
+            raise unknown(name) from None
+        option = repr(name) if name else "one of its options"
+        raise InvalidConfig(what, f"{option} is no option of a connection") from None
     except Exception as error:  # its text may quote a setting, which may be a password
         raise InvalidConfig(what, wrong or f"redis-py refuses its options ({type(error).__name__})") from None
     if wrong:
