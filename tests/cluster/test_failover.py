@@ -17,6 +17,7 @@ from holdfast.names import slot_of
 from tests.conformance.stages import APIS
 from tests.fleet_cluster import ClusterFleet
 from tests.fleets import find_redis
+from tests.servers import Server
 
 
 @pytest.fixture(scope="module", params=["valkey", "redis7"])
@@ -110,9 +111,16 @@ def test_a_server_that_is_no_node_of_a_cluster(connect: Any, server: Any) -> Non
 
 def test_a_node_without_a_cluster_url(connect: Any, pairs: ClusterFleet) -> None:
     client = connect(pairs.servers[0].url)
-    with pytest.raises(holdfast.Unavailable, match=r"redis\+cluster://"):
+    with pytest.raises(holdfast.Unavailable, match=rf"Use redis\+cluster://127.0.0.1:{pairs.servers[0].port} in"):
         for name in "abcdef":
             client.lock(name, wait=0).acquire()
+
+
+def test_a_database_of_a_node(connect: Any) -> None:
+    """Redis, unlike Valkey, says that a cluster has one database only."""
+    with Server("--cluster-enabled", "yes", binary=find_redis()) as node:
+        with pytest.raises(holdfast.Unavailable, match=rf"Use redis\+cluster://127.0.0.1:{node.port} in"):
+            connect(f"redis://127.0.0.1:{node.port}/2").lock("x", wait=0).acquire()
 
 
 def test_resharding_under_load(face: Any, pairs: ClusterFleet) -> None:

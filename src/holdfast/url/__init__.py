@@ -77,6 +77,18 @@ def redact(url: str) -> str:
     return f"{scheme}://{'***@' if host != place else ''}{host}{'?***' if mark else ''}"
 
 
+_SERVER = re.compile(r"(?:(rediss?|valkeys?)://)?([^ /]+):([0-9]+)(?:/([0-9]+))?(?: of .*)?")
+
+
+def url_of_fleet(engine: str, address: str, service: str = "") -> str:
+    """The URL of a cluster or of Sentinels, of which the server at this address is one. It contains no credentials."""
+    found = _SERVER.fullmatch(address)
+    scheme, host, port, database = found.groups() if found else (None, "host", str(_PORTS[engine]), None)
+    place = f"[{host}]" if ":" in host and not host.startswith("[") else host
+    more = f"/{database}" if database and database != "0" else ""
+    return f"{scheme or 'redis'}+{engine}://{place}:{port}" + (f"/{service}{more}" if engine == "sentinel" else "")
+
+
 def _is_unclear(scheme: str, place: str) -> bool:
     if scheme not in _SEVERAL:
         return bool(_NO_PORT.match(place))

@@ -11,12 +11,13 @@ from typing import Final
 import hiredis
 import redis.exceptions
 
-from holdfast.engines.redis.protocol import LONGEST_REPLY, Op, ReplyTooLong
+from holdfast.engines.redis.protocol import LONGEST_REPLY, Op, ReplyTooLong, SentinelReply
 from holdfast.errors import HoldfastError, Unavailable, Unsupported, rounded
 from holdfast.protocol.effects import Step, StepFailed
 from holdfast.protocol.replies import fence_error
 from holdfast.protocol.wait.notifications import NotificationRouter
 from holdfast.untrusted import printable
+from holdfast.url import url_of_fleet
 
 log = logging.getLogger("holdfast")
 
@@ -47,8 +48,8 @@ _PASSING: Final = {
     "MAXCLIENTS": ("it has no room for another connection", "Raise its maxclients, or use fewer connections"),
 }
 _NEEDS_SCRIPTS: Final = "Holdfast needs EVAL and EVALSHA: enable them there, or name another server"
-_A_NODE: Final = ("it is a node of a cluster", "Use redis+cluster:// in the URL, or connect(RedisCluster(...))")
-# Errors that stay until the user or the operator changes something
+_A_NODE: Final = ("it is a node of a cluster", "Use {cluster} in the URL, or connect(RedisCluster(...))")
+# Errors that stay until the user or the operator changes something. In braces: the URL to use.
 _LASTING: Final = {
     "NOAUTH": ("it wants a password", "Put user and password into the URL: redis://user:password@host"),
     "WRONGPASS": ("it refused the user or the password", "Check the credentials in the URL or the client"),
@@ -57,7 +58,12 @@ _LASTING: Final = {
     "MOVED": _A_NODE,
     "ASK": _A_NODE,
     "CROSSSLOT": _A_NODE,
+    "SENTINEL": ("it is a Sentinel, which keeps no locks", "Use {sentinel} in the URL{services}"),
+    "SELECT": ("it has no SELECT", "If it is a Sentinel, use {sentinel} in the URL; else leave out the database"),
+    "NOPASS": ("it takes no password", "If it is a Sentinel, use {sentinel} in the URL; else leave out the password"),
 }
+_SERVICE: Final = "SERVICE"
+_MOST_SERVICES: Final = 5
 
 
 _REPLICA: Final = ("READONLY", "MASTERDOWN")
@@ -72,14 +78,15 @@ def refusal(reply: Exception, address: str, op: Op | None = None, *, served: boo
     text = str(reply)
     if refused := fence_error(text):
         return _failed(refused, reply, sent=False, retry=False)
-    code = _code_of(text)
+    code = "SENTINEL" if isinstance(reply, SentinelReply) else _code_of(text)
     if code == "WRONGTYPE":
         error: HoldfastError = Unsupported(
             "its key holds something that is not a lock of this kind",
             "choose another name, or a namespace (Redisson keeps its locks in hashes, for one)",
         )
         return _failed(error, reply, sent=False, retry=False)
-    what, advice = _PASSING.get(code) or _LASTING.get(code) or (f"it answered {printable(code):.60}", "See the cause")
+    what, advice = _PASSING.get(code) or _LASTING.get(code) or (f"it answered {_shown(text)}", "See its log")
+    advice = _with_urls(advice, address, reply.services if isinstance(reply, SentinelReply) else ())
     if code == "NOPERM":
         what, advice = _explain_noperm(text, op, what, advice)
     # An unknown error may come from the middle of a script, after its first writes. So may MOVING: a node that is
@@ -93,6 +100,20 @@ def refusal(reply: Exception, address: str, op: Op | None = None, *, served: boo
     return failed
 
 
+def _with_urls(advice: str, address: str, services: tuple[str, ...]) -> str:
+    """The advice, with the URL to use instead. ``services``: those that a Sentinel at this address has named."""
+    shown = [f"{printable(service):.60}" for service in services[:_MOST_SERVICES]]
+    service = shown[0] if len(services) == 1 else _SERVICE
+    named = f"; its services are {', '.join(shown)}" if len(services) > 1 else ""
+    urls = {engine: url_of_fleet(engine, address, service) for engine in ("cluster", "sentinel")}
+    return advice.format(**urls, services=named)
+
+
+def _shown(text: str) -> str:
+    """An error reply for messages, without the arguments of the command, which may contain a password or a token."""
+    return f"{printable(text.partition(', with args')[0]):.100}"
+
+
 def _code_of(text: str) -> str:
     """The error code: the first word of the text, or one derived from texts that begin with ERR."""
     # These texts come from the server, from an error inside a script, and from redis-py.
@@ -104,8 +125,12 @@ def _code_of(text: str) -> str:
         return "MOVING"
     if "max number of clients" in text:
         return "MAXCLIENTS"
-    if re.search(r"unknown command\W+eval", text, re.IGNORECASE):
-        return "NOSCRIPT"
+    if "not allowed in cluster mode" in text:  # a database other than 0
+        return "MOVED"
+    if "without any password configured" in text:
+        return "NOPASS"
+    if found := re.search(r"unknown command\W+(eval|select)", text, re.IGNORECASE):
+        return "SELECT" if found[1].lower() == "select" else "NOSCRIPT"
     return text.split(" ", 1)[0]
 
 
@@ -203,8 +228,10 @@ def connect_failure(
     if isinstance(cause, redis.exceptions.AuthenticationError | redis.exceptions.AuthorizationError) or any(
         code in text for code in ("WRONGPASS", "NOAUTH", "invalid password", "invalid username-password")
     ):
-        what, advice = _LASTING["NOAUTH" if "NOAUTH" in text or "Authentication required" in text else "WRONGPASS"]
-        return _failed(Unavailable({address: what}, advice), cause, sent=False, retry=False)
+        wanted = "NOAUTH" in text or "Authentication required" in text
+        what, advice = _LASTING["NOAUTH" if wanted else "NOPASS" if _code_of(text) == "NOPASS" else "WRONGPASS"]
+        error = Unavailable({address: what}, _with_urls(advice, address, ()))
+        return _failed(error, cause, sent=False, retry=False)
     if isinstance(cause, redis.exceptions.ResponseError) or _code_of(text) == "MAXCLIENTS":
         if "DB index" in text or "invalid DB" in text:
             error = Unavailable({address: "it has no such database"}, "Check the number after the host, such as /0")

@@ -114,6 +114,38 @@ def is_noscript(reply: object) -> bool:
     return isinstance(reply, hiredis.ReplyError) and str(reply).startswith("NOSCRIPT")
 
 
+def is_unknown(reply: object) -> bool:
+    """Whether the server does not know the command."""
+    return isinstance(reply, hiredis.ReplyError) and "unknown command" in str(reply)
+
+
+MASTERS: Final = Command(("SENTINEL", "MASTERS"))  # asked of a server that does not know a command
+_NAME: Final = b"name"
+
+
+class SentinelReply(hiredis.ReplyError):
+    """The error reply of a Sentinel, and the services that it watches, if it says so."""
+
+    def __init__(self, text: str, services: tuple[str, ...]) -> None:
+        super().__init__(text)
+        self.services = services
+
+
+def of_sentinel(reply: hiredis.ReplyError, masters: object) -> hiredis.ReplyError:
+    """The reply, as that of a Sentinel if the reply to MASTERS shows that it comes from one."""
+    if isinstance(masters, hiredis.ReplyError):
+        return SentinelReply(str(reply), ()) if str(masters).startswith("NOPERM") else reply
+    if not isinstance(masters, list):
+        return reply
+    names = [one.get(_NAME) if isinstance(one, dict) else _after_name(one) for one in masters]
+    return SentinelReply(str(reply), tuple(name.decode(errors="replace") for name in names if isinstance(name, bytes)))
+
+
+def _after_name(fields: object) -> object:
+    """The value of ``name`` in a list of fields and values."""
+    return dict(zip(fields[::2], fields[1::2], strict=False)).get(_NAME) if isinstance(fields, list) else None
+
+
 def leaves_nothing(commands: Sequence[Op]) -> bool:
     """Whether these commands end without WATCH or MULTI state, so that another caller may use the connection."""
     return commands[-1].args[0] in ("EXEC", "UNWATCH", "DISCARD", "WAIT")

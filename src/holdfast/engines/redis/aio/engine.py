@@ -23,12 +23,19 @@ from typing import Any, Final
 import hiredis
 import redis.exceptions
 
-from holdfast.engines.redis.aio.pipelined_connection import PUSH, PipelinedConnection, Reply, Request, outcomes_of
+from holdfast.engines.redis.aio.pipelined_connection import (
+    PUSH,
+    PipelinedConnection,
+    Reply,
+    Request,
+    answer_in,
+    outcomes_of,
+)
 from holdfast.engines.redis.aio.resp3 import Resp3
 from holdfast.engines.redis.aio.subscription import Subscription
 from holdfast.engines.redis.channels import Channels, SoleChannel
 from holdfast.engines.redis.failures import LATE, client_closed, connect_failure, lost_connection, refusal, silence
-from holdfast.engines.redis.protocol import Op
+from holdfast.engines.redis.protocol import MASTERS, Op, is_unknown, of_sentinel
 from holdfast.engines.redis.scanning import Part, read_part
 from holdfast.engines.redis.sentinel import Sentinels
 from holdfast.engines.redis.target import Target
@@ -250,8 +257,16 @@ class Engine:
 
     def refuse(self, connection: PipelinedConnection, request: Request, answer: hiredis.ReplyError) -> None:
         """Fail a request that the server answered with an error."""
+        if is_unknown(answer) and request[0] is not MASTERS:
+            masters = self.ask(connection, MASTERS)
+            masters.add_done_callback(lambda _: self._fail(request, of_sentinel(answer, answer_in(masters))))
+        else:
+            self._fail(request, answer)
+
+    def _fail(self, request: Request, answer: hiredis.ReplyError) -> None:
         op, reply = request[:2]
-        reply.set_exception(refusal(answer, self.address, op, served=self.served))
+        if not reply.done():
+            reply.set_exception(refusal(answer, self.address, op, served=self.served))
 
     def failed(self, error: Exception) -> StepFailed:
         """The StepFailed for an error of ``connect`` or of a step."""

@@ -58,6 +58,14 @@ async def outcomes_of(replies: Sequence[Reply]) -> list[Any]:
     return outcomes
 
 
+def answer_in(reply: Reply) -> Any:
+    """The value of a reply that has come, or the error reply."""
+    if reply.cancelled():
+        return None
+    failed = reply.exception()
+    return reply.result() if failed is None else failed.__cause__
+
+
 class _Ignored:
     """In place of the future of a reply that no task waits for."""
 

@@ -22,7 +22,17 @@ import redis.exceptions
 
 from holdfast.engines.redis.blocking.pooled_connection import PooledConnection, ReplyTimeout
 from holdfast.engines.redis.failures import client_closed, connect_failure, is_full, lost_connection, refusal, silence
-from holdfast.engines.redis.protocol import Op, is_elsewhere, is_noscript, leaves_nothing, may_write, pack
+from holdfast.engines.redis.protocol import (
+    MASTERS,
+    Op,
+    is_elsewhere,
+    is_noscript,
+    is_unknown,
+    leaves_nothing,
+    may_write,
+    of_sentinel,
+    pack,
+)
 from holdfast.engines.redis.scanning import Part, read_part
 from holdfast.engines.redis.target import Target
 from holdfast.protocol.effects import Scan, StepFailed
@@ -32,6 +42,7 @@ if TYPE_CHECKING:
 
 _CHECK_AFTER: Final = 0.005  # seconds; a connection that was idle for longer is checked, which costs a system call
 _MOST_IDLE: Final = 64
+_MASTERS_TIMEOUT: Final = 0.5  # seconds to find out whether the server is a Sentinel
 
 
 class Engine:
@@ -159,9 +170,17 @@ class Engine:
     def _checked(self, reply: Any, op: Op) -> Any:
         """The reply, or the StepFailed for an error reply."""
         if isinstance(reply, hiredis.ReplyError):
+            if is_unknown(reply) and op is not MASTERS:
+                reply = of_sentinel(reply, self._ask_masters())
             return refusal(reply, self.address, op, served=self._served)
         self._served = self._served or may_write(op)
         return reply
+
+    def _ask_masters(self) -> Any:
+        try:
+            return self.call(MASTERS, _MASTERS_TIMEOUT)
+        except StepFailed as failed:
+            return failed.__cause__
 
     def _broken(self, connection: PooledConnection, error: BaseException, timeout: float) -> BaseException:
         """Drop a connection on which a request failed, and return the error to raise."""

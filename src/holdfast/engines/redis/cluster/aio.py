@@ -60,7 +60,7 @@ class _OfNode(Engine):
                 self.cluster.redirect(redirection, request)
                 return
         super().refuse(connection, request, answer)
-        error = request[1].exception()
+        error = request[1].exception() if request[1].done() else None  # else it asks whether this is a Sentinel
         if isinstance(error, StepFailed) and is_outdated(error):
             self.cluster.note_failure(self.node)
 

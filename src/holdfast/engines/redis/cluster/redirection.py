@@ -141,7 +141,7 @@ def no_map(address: str, causes: list[StepFailed]) -> StepFailed:
                 "Use redis:// for a single server",
             )
         why.update(getattr(failed.error, "causes", {address: str(failed.error)}))
-    advice = getattr(causes[0].error, "advice", "See the cause")
+    advice = getattr(causes[0].error, "advice", "Check the nodes in the URL")
     retry = any(failed.retry for failed in causes)
     silent = all(failed.silent for failed in causes)
     failed = StepFailed(Unavailable(why, advice), sent=False, retry=retry, ever_answered=False, silent=silent)
