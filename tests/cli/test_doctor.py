@@ -106,6 +106,7 @@ class Answers:
     """Recorded answers of a server to INFO and CONFIG GET. Without ``settings``, CONFIG is forbidden, as is WAIT."""
 
     user = "app"
+    is_watched = False
 
     def __init__(self, info: dict[str, str], settings: dict[str, str] | None = None) -> None:
         self._info = info

@@ -322,7 +322,7 @@ def test_a_pattern_without_a_star_says_how_to_list_more(
     client: holdfast.Client, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with client.lock("nightly:report"):
-        assert "'nightly*'" in call(capsys, "ls", "nightly")[2]
+        assert "For names that contain it: holdfast ls '*nightly*'" in call(capsys, "ls", "nightly")[2]
         assert "holdfast ls 'night*'" in call(capsys, "who", "night*")[2]
 
 
@@ -331,11 +331,13 @@ def test_rows_of_top_are_one_line_each() -> None:
     found = [LockInfo(f"order:{number}", "lock", (Holder("a long label " * 4, "web1", 1),)) for number in range(50)]
     snapshots, screen = Snapshots.__new__(Snapshots), Screen()
     snapshots.found, snapshots.error, snapshots.looks = found, "", 1
+    snapshots.note = "redis://127.0.0.1:7000/0 is one node of a cluster, and locks on its other nodes are not seen"
     screen.sort, screen.place = "name", 49
     console = Console(width=60, height=20, file=io.StringIO())
     console.print(screen.draw(snapshots, console))
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
     assert len(lines) <= 20
+    assert sum(line.strip() in snapshots.note for line in lines if line.strip()) == 2, "the whole note, in two lines"
     assert any("order:9" in line for line in lines), "the last by name"
 
 

@@ -29,6 +29,11 @@ BUSY: Final = 75
 LOST: Final = 76
 INTERRUPTED: Final = 130
 
+URL_HELP: Final = (
+    "The server; local:///DIR is an embedded one in a directory of yours.  "
+    "[default: HOLDFAST_URL, else local://, that of your user on this machine]"
+)
+
 _UNITS: Final = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _DURATION: Final = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+) ?(ms|[smhd]|)")
 
@@ -146,7 +151,9 @@ def duration(least: float = 0.0) -> Callable[[click.Context, click.Parameter, st
 def main() -> None:
     """Distributed locks from the shell.
 
-    Name a server with --url or HOLDFAST_URL. Without one, locks only work between processes of this machine.
+    Name a server with --url or HOLDFAST_URL. Without one, locks only work between processes of this machine: local://
+    is an embedded server, which all programs of your user share. local:///DIR is one in a directory of yours, such as
+    local:///tmp/my-tests, which only programs that name DIR share.
 
     If your programs connect with a namespace, put it into the URL: redis://host:6379/0?namespace=shop%3A
 

@@ -8,7 +8,7 @@ from typing import Final
 import click
 
 from holdfast.blocking import connect
-from holdfast.cli import BUSY, Voice, duration
+from holdfast.cli import BUSY, URL_HELP, Voice, duration
 from holdfast.cli.streams import unblocked_stderr
 from holdfast.cli.supervise import Run
 from holdfast.errors import InvalidConfig, InvalidName, Unsupported
@@ -109,7 +109,7 @@ class RunCommand(click.Command):
 @click.option("--shared", is_flag=True, help="Take the read side of a readers-writer lock: many at a time.")
 @click.option("--exclusive", is_flag=True, help="Take its write side: alone, also against --shared.")
 @click.option("--permits", type=click.IntRange(1), metavar="N", help="Let N run at a time: a semaphore.")
-@click.option("--url", metavar="URL", help="The server.  [default: HOLDFAST_URL, else local://, on this machine]")
+@click.option("--url", metavar="URL", help=URL_HELP)
 @click.option("--pass-url", is_flag=True, help="Pass the URL, with its password, to COMMAND as HOLDFAST_URL.")
 @click.option("--label", metavar="TEXT", help="A text that identifies the holder.  [default: COMMAND's name]")
 @click.option(

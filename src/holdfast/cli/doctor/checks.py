@@ -102,8 +102,13 @@ def replication(server: Server) -> Findings:
         yield Finding("replication", DANGER, "it is a replica, which grants no lock", "connect to its primary")
         return
     replicas = [info[f"slave{number}"] for number in range(_int(info, "connected_slaves")) if f"slave{number}" in info]
-    if not replicas:
+    if server.is_watched and not any("state=online" in text for text in replicas):
+        message = "no replica is connected to it: if it fails, nothing can take over, and locks wait until it is back"
+        advice = "start a replica, or see in the log of the replica why it does not follow"
+        yield Finding("replication", WARNING, message, advice)
+    elif not replicas:
         yield Finding("replication", OK, "it has no replica, so no failover can lose a grant")
+    if not replicas:
         return
     yield _lossy(server, len(replicas))
     lags = [int(found[1]) for text in replicas if (found := re.search(r"lag=(\d+)", text)) is not None]

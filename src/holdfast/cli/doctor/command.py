@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from holdfast.blocking import Client
-from holdfast.cli import UNAVAILABLE
+from holdfast.cli import UNAVAILABLE, URL_HELP
 from holdfast.cli.doctor.engines import findings_on
 from holdfast.cli.doctor.etcd.permissions import role_lines
 from holdfast.cli.doctor.findings import DANGER, LEVELS, NOTE, OK, UNCHECKED, WARNING, Finding, acl_line
@@ -42,7 +42,7 @@ _PASSWORD: Final = ("on", ">PASSWORD")
     short_help="Say what threatens locks on a server.",
 )
 @click.argument("target", metavar="[URL]", required=False)
-@click.option("--url", metavar="URL", help="The same as the argument.  [default: HOLDFAST_URL, else local://]")
+@click.option("--url", metavar="URL", help=URL_HELP)
 @click.option(
     "--prefix",
     metavar="TEXT",

@@ -16,6 +16,7 @@ from holdfast.cli.doctor.leases import Look, find_short, looks_at, not_compared,
 from holdfast.cli.doctor.permissions import Use, permissions
 from holdfast.cli.doctor.replicas import Address, replicas_of, url_of
 from holdfast.cli.operate.listing import progress
+from holdfast.cli.place import cluster_of, embedded
 from holdfast.errors import HoldfastError
 from holdfast.protocol.effects import StepFailed
 from holdfast.url import Location
@@ -28,11 +29,16 @@ def findings_on(client: Client, prefix: str, location: Location) -> Iterator[Fin
     """What all checks have found. StepFailed if a server does not answer."""
     user, use = user_in(location), Use.of(location)
     named = client._driver.servers(TIMEOUT)
-    servers = [Server(address, engine, TIMEOUT, user=user, prefix=prefix) for address, engine in named.items()]
+    watched = location.engine == "sentinel"
+    servers = [
+        Server(address, engine, TIMEOUT, user=user, prefix=prefix, is_watched=watched)
+        for address, engine in named.items()
+    ]
     leases = _leases(client)
     allowed: list[Finding] = []
     for server in servers:
-        found = [finding for name, check in CHECKS.items() for finding in findings_of(name, server, check)]
+        found = findings_of("address", server, lambda server: _place(server, location))
+        found += [finding for name, check in CHECKS.items() for finding in findings_of(name, server, check)]
         found += findings_of("clock", server, lambda server: _clock_and_network(client, server, leases))
         yield from _of(server, found)
         allowed += _of(server, findings_of("permissions", server, _permissions(client, use)))
@@ -63,6 +69,21 @@ def _leases(client: Client) -> list[Look] | Refused:
         if refused is None:
             raise
         return refused
+
+
+def _place(server: Server, location: Location) -> Iterable[Finding]:
+    """What the URL leads to, if that is not what it seems to name."""
+    if location.engine == "local":
+        yield Finding("address", OK, f"{location.address} is {embedded(server.ask)}")
+    if location.engine != "redis":
+        return
+    try:
+        url = cluster_of(server.address, server.ask)
+    except Refused:
+        return  # a proxy, for example
+    if url:
+        message = "it is one node of a cluster: it refuses locks of the other nodes, which are not checked here"
+        yield Finding("address", WARNING, message, f"use {url}, here and in programs")
 
 
 def _clock_and_network(client: Client, server: Server, leases: list[Look] | Refused) -> Iterable[Finding]:

@@ -78,12 +78,16 @@ def acl_line(user: str, rules: Iterable[str]) -> str:
 class Server:
     """One server: asks plain commands of it.
 
-    ``user`` is the name in the URL; ``prefix`` is the start of all names of locks.
+    ``user`` is the name in the URL; ``prefix`` is the start of all names of locks. ``is_watched``: Sentinels let a
+    replica take over if it fails.
     """
 
-    def __init__(self, address: str, engine: Any, timeout: float, *, user: str, prefix: str) -> None:
+    def __init__(
+        self, address: str, engine: Any, timeout: float, *, user: str, prefix: str, is_watched: bool = False
+    ) -> None:
         self.address = address
         self.prefix = prefix
+        self.is_watched = is_watched
         self._engine = engine
         self._timeout = timeout
         self._user = user

@@ -12,6 +12,7 @@ import click
 
 from holdfast.blocking import Client
 from holdfast.cli.operate.common import NOTHING, Output, operator_command
+from holdfast.cli.operate.endings import suggest_broken, suggest_in_use, whole_key
 from holdfast.cli.operate.tables import details, history_table, named
 from holdfast.holder import Holder, LockInfo
 from holdfast.untrusted import MOST_CHARACTERS
@@ -44,12 +45,16 @@ def break_(
     lock has an entry.
     """
     info = client.inspect(name, limit=100_000)
-    holder = _chosen(info, name, fence, holder_id)
+    holder = None if info is None else _chosen(info, fence, holder_id)
     if info is None or holder is None:
         now = (
             f". Its holder is {named(info.holders[0])}, fence {info.holders[0].fence}" if info and info.holders else ""
         )
-        output.say(f"lock {name!r} is not held{_which(fence, holder_id)}: there is nothing to break{now}")
+        output.say(
+            f"lock {whole_key(client, name)!r} is not held{_which(fence, holder_id)}: there is nothing to break{now}"
+        )
+        if not now:
+            suggest_in_use(client, output, name, "holdfast break {} --reason TEXT", held=True)
         return NOTHING
     asks = not yes and sys.stdin.isatty()
     if not yes and not asks:
@@ -71,19 +76,17 @@ def break_(
     if output.as_json:
         output.json(broken.as_json())
     else:
-        output.say(f"lock {name!r} was taken from {named(broken.holder)}; see holdfast history {shlex.quote(name)}")
+        output.say(
+            f"lock {broken.key!r} was taken from {named(broken.holder)}; see holdfast history {shlex.quote(name)}"
+        )
     return 0
 
 
-def _chosen(info: LockInfo | None, name: str, fence: int | None, holder_id: str | None) -> Holder | None:
-    holders = [
-        holder
-        for holder in (() if info is None else info.holders)
-        if fence in (None, holder.fence) and holder_id in (None, holder.id)
-    ]
+def _chosen(info: LockInfo, fence: int | None, holder_id: str | None) -> Holder | None:
+    holders = [holder for holder in info.holders if fence in (None, holder.fence) and holder_id in (None, holder.id)]
     if len(holders) > 1:
         which = "; ".join(f"--fence {holder.fence} is {named(holder)}" for holder in holders[:5])
-        raise click.UsageError(f"{name!r} has {len(holders)} holders: say which one loses it. {which}")
+        raise click.UsageError(f"{info.key!r} has {len(holders)} holders: say which one loses it. {which}")
     return holders[0] if holders else None
 
 
@@ -110,5 +113,6 @@ def history(client: Client, output: Output, *, name: str) -> int:
         console = output.console()
         console.print(history_table(entries, console))
     if not entries:
-        output.say(f"lock {name!r} was not broken in the last 30 days")
+        output.say(f"lock {whole_key(client, name)!r} was not broken in the last 30 days")
+        suggest_broken(client, output, name, "holdfast history {}")
     return 0

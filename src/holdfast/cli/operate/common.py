@@ -18,7 +18,7 @@ import click
 from rich.console import Console
 
 from holdfast.blocking import Client, connect
-from holdfast.cli import UNAVAILABLE, USAGE
+from holdfast.cli import UNAVAILABLE, URL_HELP, USAGE
 from holdfast.errors import HoldfastError, InvalidConfig, InvalidName, Unavailable, Unsupported
 from holdfast.untrusted import printable
 
@@ -31,7 +31,7 @@ _LOCAL: Final = (
 
 
 _SHARED: Final = (
-    click.Option(["--url"], metavar="URL", help="The server.  [default: HOLDFAST_URL, else local://, on this machine]"),
+    click.Option(["--url"], metavar="URL", help=URL_HELP),
     click.Option(["--json", "as_json"], is_flag=True, help="Write JSON to stdout."),
 )
 

@@ -12,7 +12,9 @@ import click
 
 from holdfast.blocking import Client
 from holdfast.cli.operate.common import Output, operator_command
+from holdfast.cli.operate.endings import suggest_in_use, whole_key
 from holdfast.cli.operate.tables import LOCK_COLUMNS, SORTS, details, table
+from holdfast.cli.place import note_on
 from holdfast.holder import LockInfo
 
 
@@ -28,15 +30,16 @@ def ls(client: Client, output: Output, *, pattern: str, sort: str) -> int:
     are looked through in small parts, so the server stays responsive; a large server takes a while.
     """
     found = sorted(all_locks(client, pattern), key=SORTS[sort])
+    if note := note_on(client):
+        output.say(note)
     if output.as_json:
         output.json([info.as_json() for info in found])
     elif found:
         console = output.console()
         console.print(table(found, LOCK_COLUMNS, console.width))
     if not found:
-        hint = (
-            "" if any(char in pattern for char in "*?[") else f". For names that begin so: {shlex.quote(pattern + '*')}"
-        )
+        contains = shlex.quote(f"*{pattern}*")
+        hint = "" if any(char in pattern for char in "*?[") else f". For names that contain it: holdfast ls {contains}"
         output.say(f"no lock like {pattern!r} is held or waited for{hint}")
     elif not output.as_json and sys.stdout.isatty():
         output.say("to explain one: holdfast who NAME; to free one: holdfast break NAME --reason TEXT")
@@ -94,7 +97,8 @@ def who(client: Client, output: Output, *, name: str, limit: int) -> int:
     if info is None:
         why = "is no lock: another program has a key of this name there" if is_foreign else "is free"
         hint = f". For a pattern: holdfast ls {shlex.quote(name)}" if "*" in name else ""
-        output.say(f"lock {name!r} {why}, and no process waits for it{hint}")
+        output.say(f"lock {whole_key(client, name)!r} {why}, and no process waits for it{hint}")
+        suggest_in_use(client, output, name, "holdfast who {}")
         return 0
     if not output.as_json:
         console = output.console()

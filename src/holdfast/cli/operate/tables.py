@@ -125,7 +125,7 @@ def table(
 
 
 LOCK_COLUMNS: Final = (
-    Column("NAME", lambda info: printable(info.name), folds=True, style="bold"),
+    Column("NAME", lambda info: printable(info.key), folds=True, style="bold"),
     Column("HELD BY", held_by, folds=True),
     Column("WAITING", waiting, right=True, style="yellow"),
     Column("HELD FOR", lambda info: duration(held_for(info)), right=True, style="cyan", optional=True),
@@ -173,7 +173,7 @@ def _entry_lines(entry: Broken) -> list[Text]:
 
 def details(info: LockInfo, width: int) -> RenderableType:
     """One lock: who holds it, since when, and who waits."""
-    parts: list[RenderableType] = [Text.assemble((printable(info.name), "bold"), f"  ({info.kind})")]
+    parts: list[RenderableType] = [Text.assemble((printable(info.key), "bold"), f"  ({info.kind})")]
     if info.left is not None:
         parts.append(_fact("count", f"{info.left} left until it opens"))
     elif not info.holders:

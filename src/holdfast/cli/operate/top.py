@@ -16,6 +16,7 @@ import time
 import tty
 from collections.abc import Iterator
 from contextlib import contextmanager
+from textwrap import wrap
 from typing import Final
 
 import click
@@ -27,6 +28,7 @@ from holdfast.blocking import Client
 from holdfast.cli import duration as duration_option
 from holdfast.cli.operate.common import Output, operator_command
 from holdfast.cli.operate.tables import LOCK_COLUMNS, SORTS, details, table
+from holdfast.cli.place import note_on
 from holdfast.errors import HoldfastError
 from holdfast.holder import LockInfo
 from holdfast.untrusted import printable
@@ -48,12 +50,14 @@ class Snapshots(threading.Thread):
         self._over = threading.Event()
         self.found: list[LockInfo] = []
         self.error = ""
+        self.note: str | None = None  # what to know about the place; None before the first look
         self.looks = 0
 
     def run(self) -> None:
         while not self._over.is_set():
             try:
                 self.found, self.error = list(self._client.locks(self._pattern)), ""
+                self.note = note_on(self._client) if self.note is None else self.note
             except HoldfastError as error:
                 self.error = str(error)
             self.looks += 1
@@ -87,7 +91,7 @@ class Screen:
         elif key == "\x1b":
             self.opened, self.filter = None, "" if self.opened is None else self.filter
         elif key in ("\r", "\n") and shown:
-            self.opened = shown[min(self.place, len(shown) - 1)].name
+            self.opened = shown[min(self.place, len(shown) - 1)].key
         elif _KEYS.get(key) == "up":
             self.place = max(0, self.place - 1)
         elif _KEYS.get(key) == "down":
@@ -103,7 +107,7 @@ class Screen:
             self.filter += key
 
     def select(self, found: list[LockInfo]) -> list[LockInfo]:
-        return sorted((info for info in found if self.filter in info.name), key=SORTS[self.sort])
+        return sorted((info for info in found if self.filter in info.key), key=SORTS[self.sort])
 
     def draw(self, snapshots: Snapshots, console: Console) -> RenderableType:
         shown = self.select(snapshots.found)
@@ -121,10 +125,12 @@ class Screen:
         ]
         if self.filter or self.typing:
             head.append(Text(f"/{printable(self.filter)}" + ("_" if self.typing else ""), style="yellow"))
+        if snapshots.note:
+            head += [Text(line, style="yellow") for line in wrap(printable(snapshots.note), console.width)]
         if snapshots.error:
             head.append(Text(printable(snapshots.error), style="red", overflow="ellipsis", no_wrap=True))
         foot = Text(_HELP, style="dim", overflow="ellipsis", no_wrap=True)
-        opened = next((info for info in snapshots.found if info.name == self.opened), None)
+        opened = next((info for info in snapshots.found if info.key == self.opened), None)
         if self.opened is not None:
             gone = Text(f"{printable(self.opened)} is free, and no process waits for it")
             return Group(*head, details(opened, console.width) if opened is not None else gone, foot)
@@ -145,9 +151,13 @@ def top(client: Client, output: Output, *, pattern: str, interval: float) -> int
     lock, Esc goes back. With --json, one list per look and line.
     """
     if output.as_json:
+        looks = 0
         while True:
             output.json([info.as_json() for info in client.locks(pattern)], indent=None)
             sys.stdout.flush()
+            if not looks and (note := note_on(client)):
+                output.say(note)
+            looks += 1
             time.sleep(interval)
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise click.UsageError("top needs a terminal; use holdfast ls, or --json")

@@ -26,7 +26,7 @@ from holdfast.protocol.inspection.history import read_entry
 from holdfast.protocol.inspection.reading import PAGE, Seen, keys_read, seen_in
 from holdfast.protocol.retry import Tries, outage, until_answered
 
-_BATCH: Final = 50  # locks that are read in one go
+BATCH: Final = 50  # locks that are read in one go
 _MARK: Final = f":{WIRE}:"
 _NOT_IN_USE: Final = ("gone:", "guard", "cache:value", "cache:failure", "cache:waiters", "history")
 
@@ -76,7 +76,7 @@ class BaseLocks:
         self._driver = driver
         self._namespace = namespace
         self._asked = pattern
-        self._pattern = f"{escaped(namespace)}{pattern}{_MARK}*"
+        self._pattern = pattern_of(f"{escaped(namespace)}{pattern}")
         self._options = options
         self._cursor: str | None = ""  # None: the scan is over
         self._known: set[str] = set()  # names that were found
@@ -92,7 +92,7 @@ class BaseLocks:
     def _next(self) -> Effects[LockInfo | None]:
         """The next lock; None after the last one."""
         while not self._found:
-            if len(self._names) >= _BATCH or (self._names and self._cursor is None):
+            if len(self._names) >= BATCH or (self._names and self._cursor is None):
                 yield from self._read()
             elif self._cursor is not None:
                 yield from self._scan(self._cursor)
@@ -123,7 +123,7 @@ class BaseLocks:
                 self._names.append(name)
 
     def _read(self) -> Effects[None]:
-        batch = min(_BATCH, len(self._names))
+        batch = min(BATCH, len(self._names))
         locks = [keys_of(self._names.popleft(), self._namespace) for _ in range(batch)]
         steps = [inspect_step(keys) for keys in locks]
         replies = yield from call_each(steps, self._options.call_timeout)
@@ -134,14 +134,29 @@ class BaseLocks:
 
 def _name_in(key: bytes, namespace: str) -> str | None:
     """The name of the lock whose side key that is; None if the key shows no use of the lock, or is not ours."""
+    found = side_key(key, namespace)
+    return found[0] if found is not None and shows_use(found[1]) else None
+
+
+def side_key(key: bytes, namespace: str = "") -> tuple[str, str] | None:
+    """The name of the lock whose side key that is, and what follows the mark; None if the key is not ours."""
     try:
         main, _, part = key.decode().partition(_MARK)
         name = main.removeprefix(namespace)
         keys = keys_of(name, namespace)
     except (UnicodeDecodeError, HoldfastError):
         return None
-    in_use = part.endswith(keys.tail) and not part.startswith(_NOT_IN_USE)
-    return name if in_use else None
+    return (name, part) if part.endswith(keys.tail) else None
+
+
+def shows_use(part: str) -> bool:
+    """Whether a side key of this purpose may exist only because the lock is in use, or was a moment ago."""
+    return not part.startswith(_NOT_IN_USE)
+
+
+def pattern_of(names: str) -> str:
+    """The pattern of the side keys of names that match a pattern."""
+    return f"{names}{_MARK}*"
 
 
 def escaped(namespace: str) -> str:
