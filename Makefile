@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 BENCH_READY := $(VENV)/.ready-bench
 COMPILED := $(VENV)/.compiled
+DEMO_VENV := .venv-demo
+DEMO_READY := $(DEMO_VENV)/.ready
 FLOORS_VENV := .venv-floors
 FLOORS_READY := $(FLOORS_VENV)/.ready
 NODE := $(VENV)/node
@@ -39,8 +41,10 @@ unexport PYTHONDONTWRITEBYTECODE
 help:
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile
 
-demo: $(READY)  ## four processes draw a lottery, without a lock and with one
-	@$(BIN)/python -m examples.lottery
+# On an embedded server of its own. When its directory is removed, the server ends.
+demo: $(DEMO_READY)  ## four processes draw a lottery, without a lock and with one
+	@directory=$$(mktemp -d /tmp/holdfast-demo-XXXXXX) && trap 'rm -rf "$$directory"' EXIT && trap 'exit 130' INT TERM && \
+		HOLDFAST_URL="local://$$directory" $(DEMO_VENV)/bin/python -m examples.lottery
 
 # Tests on real servers mostly wait, so there are more processes than cores.
 test: $(COMPILED)  ## the test suite (about 5 minutes on 2 cores)
@@ -133,19 +137,30 @@ failover: $(READY)  ## failovers and reshardings under load, beside redis-py's l
 bench-before: $(BENCH_READY)  ## this tree beside an earlier revision, in turn: make bench-before REV=... (about 6 minutes)
 	@$(BIN)/python -m benchmarks.before $(or $(REV),$(error say which revision: make bench-before REV=v0.1.0))
 
-clean:  ## remove the virtual environment and caches
-	rm -rf $(VENV) $(FLOORS_VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+clean:  ## remove the virtual environments and caches
+	rm -rf $(VENV) $(DEMO_VENV) $(FLOORS_VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
-$(READY): pyproject.toml
-	@echo "setting up $(VENV) (once)"
+.PHONY: python
+python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "Holdfast needs Python 3.11 or newer; try: make PYTHON=python3.12 ..."; exit 1; }
+
+$(READY): pyproject.toml | python
+	@echo "setting up $(VENV) (once)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[all]' --group dev
 	@touch $@
 
-$(FLOORS_READY): pyproject.toml scripts/floors.py
+# What a user installs, and no more: some 30 MB. The tools of $(VENV) would be 400 MB.
+$(DEMO_READY): pyproject.toml | python
+	@echo "setting up $(DEMO_VENV) (once)"
+	@$(PYTHON) -m venv --clear $(DEMO_VENV)
+	@$(DEMO_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[local]'
+	@$(DEMO_VENV)/bin/python -m pip uninstall -qq --disable-pip-version-check --yes pip setuptools
+	@touch $@
+
+$(FLOORS_READY): pyproject.toml scripts/floors.py | python
 	@echo "setting up $(FLOORS_VENV) (once)"
 	@test -x $(FLOORS_VENV)/bin/python || $(PYTHON) -m venv $(FLOORS_VENV)
 	@$(FLOORS_VENV)/bin/python scripts/floors.py > $(FLOORS_VENV)/floors.txt

@@ -7,14 +7,15 @@ page. The database answers ten queries at a time, so its queue grows, the page i
 cache should protect the database from the visitors, but it lets all of them through at once.
 
 ``visit_with_holdfast`` shows how to do it right: one visitor makes the page, the others wait for it. In its second run,
-the other visitors get the old page meanwhile (``stale=``), so they do not wait. You need not set up a server:
-``local://`` starts its own.
+the other visitors get the old page meanwhile (``stale=``), so they do not wait. You need not set up a server: an
+embedded one is started, unless ``HOLDFAST_URL`` names one.
 """
 
 from __future__ import annotations
 
 import argparse
 import multiprocessing
+import os
 import random
 import sys
 import threading
@@ -29,6 +30,7 @@ from rich.text import Text
 
 import holdfast
 
+SERVER = os.environ.get("HOLDFAST_URL", "local://")
 PROCESSES = 4
 VISITORS = 50  # in each process
 TTL = 1.0
@@ -86,7 +88,7 @@ class Stage(NamedTuple):
 def work(way: str, seconds: float, stage: Stage) -> None:
     """One of the processes: its visitors come again and again until the time is over."""
     database, cache, start, waits = stage
-    with holdfast.connect("local://") as client:
+    with holdfast.connect(SERVER) as client:
         stale = 60.0 if way == "stale" else 0.0
         visit: Callable[[], None] = (
             (lambda: cache.visit(database)) if way == "plain" else lambda: visit_with_holdfast(client, database, stale)
@@ -119,7 +121,7 @@ class Tally(NamedTuple):
 
 
 def run(way: str, seconds: float) -> Tally:
-    with holdfast.connect("local://") as client:
+    with holdfast.connect(SERVER) as client:
         client.invalidate("page:offers")  # the page of the last run
     context = multiprocessing.get_context("spawn")
     start = context.Barrier(PROCESSES, timeout=60)

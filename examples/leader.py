@@ -3,8 +3,8 @@
     python -m examples.leader [--ttl 2]
 
 ``campaign`` is the code of a candidate; the rest starts the processes and watches them. A watcher need not be a
-candidate: ``leader()`` returns the current leader to any client. You need not set up a server: ``local://`` starts its
-own.
+candidate: ``leader()`` returns the current leader to any client. You need not set up a server: an embedded one is
+started, unless ``HOLDFAST_URL`` names one.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from multiprocessing.synchronize import Barrier
 import holdfast
 from holdfast.blocking import Election, Leader
 
+SERVER = os.environ.get("HOLDFAST_URL", "local://")
 CANDIDATES = ("anna", "bela", "carl")
 TERMS = 4
 PATIENCE = 30.0
@@ -30,7 +31,7 @@ PATIENCE = 30.0
 
 def campaign(office: str, name: str, ttl: float, start: Barrier) -> None:
     """Lead again and again, each time for a limited time, so that other candidates get a turn."""
-    election = holdfast.connect("local://").election(office, ttl=ttl, label=name)
+    election = holdfast.connect(SERVER).election(office, ttl=ttl, label=name)
     start.wait(PATIENCE)
     for lease in election.terms():
         ends_at = time.monotonic() + ttl
@@ -63,7 +64,7 @@ def watch(office: str, ttl: float) -> None:
     processes = {
         name: context.Process(target=campaign, args=(office, name, ttl, start), daemon=True) for name in CANDIDATES
     }
-    with holdfast.connect("local://") as client:
+    with holdfast.connect(SERVER) as client:
         election = client.election(office)
         try:
             for process in processes.values():

@@ -4,14 +4,15 @@
 
 The prizes are rows of a database. A draw reads the first prize without a winner, takes a moment (as a payment or a slow
 network would), and writes the winner. Such code is common, and with two processes it is wrong: both find the same prize
-before either has written. ``draw_with_lock`` shows how to do it right. You need not set up a server: ``local://``
-starts its own.
+before either has written. ``draw_with_lock`` shows how to do it right. You need not set up a server: an embedded one is
+started, unless ``HOLDFAST_URL`` names one.
 """
 
 from __future__ import annotations
 
 import argparse
 import multiprocessing
+import os
 import random
 import signal
 import sqlite3
@@ -36,6 +37,7 @@ from rich.text import Text
 
 import holdfast
 
+SERVER = os.environ.get("HOLDFAST_URL", "local://")
 PROCESSES = 4
 DRAWING = (0.004, 0.008)  # seconds, from .. to; needs the lock
 MAILING = (0.015, 0.030)  # seconds to notify the winner; needs no lock
@@ -66,7 +68,7 @@ def draw_with_lock(client: holdfast.Client, prizes: sqlite3.Connection, who: int
 
 def work(file: Path, who: int, locked: bool, start: Barrier, stop: Event) -> None:
     """One of the processes: draw until no prize is left."""
-    with closing(connect(file)) as prizes, holdfast.connect("local://") as client:
+    with closing(connect(file)) as prizes, holdfast.connect(SERVER) as client:
         with suppress(BrokenBarrierError):  # Ctrl-C before the start
             start.wait()
         while not stop.is_set():

@@ -16,7 +16,7 @@ import holdfast
 from holdfast.engines.capabilities import ENGINES, FEATURES
 from holdfast.lua import SCRIPTS
 from tests.conformance.stages import APIS, STAGES, Scenario, server_of_stage
-from tests.engine_choices import CHOICES, DEFAULT
+from tests.engine_choices import CHOICES, DEFAULT, EmbeddedServer
 from tests.protocol.harness import Play
 from tests.proxy import Proxy
 from tests.pulse import Pulse
@@ -107,6 +107,13 @@ def server(_session_server: Server) -> Iterator[Server]:
         yield _session_server
         _session_server.resume()
         admin.config_set("maxmemory", 0)
+
+
+@pytest.fixture
+def embedded() -> Iterator[str]:
+    """The URL of an embedded server in a directory of its own. No test uses that of the user."""
+    with EmbeddedServer() as server:
+        yield server.url
 
 
 @pytest.fixture

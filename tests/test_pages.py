@@ -6,14 +6,10 @@ import re
 import sqlite3
 import subprocess
 import sys
-import tempfile
-import time
 import xml.etree.ElementTree as ET
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import redis
 
 from holdfast.lua import SCRIPTS
 from tests.servers import Server
@@ -145,17 +141,6 @@ def check_what_was_guarded(server: Server, directory: Path) -> None:
     connection = sqlite3.connect(directory / "orders.db")
     assert connection.execute("SELECT id, state FROM orders").fetchall() == [(42, "sent")]
     connection.close()
-
-
-@pytest.fixture(scope="module")
-def embedded() -> Iterator[str]:
-    """The URL of an embedded server, and a directory that its clients may write to."""
-    with tempfile.TemporaryDirectory(prefix="hf-") as directory:
-        yield f"local://{directory}/pages"
-        with redis.Redis(unix_socket_path=f"{directory}/pages/holdfast.sock") as server:
-            server.shutdown(nosave=True)
-        while list(Path(directory, "pages").glob("holdfast.sock")):
-            time.sleep(0.01)
 
 
 @pytest.mark.parametrize("page", WITH_CODE)

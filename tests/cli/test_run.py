@@ -38,6 +38,7 @@ from tests.cli.shell import (
     is_gone,
     lines_of,
 )
+from tests.engine_choices import EmbeddedServer
 from tests.servers import Server, free_port, pause_process
 from tests.support import Script
 
@@ -280,13 +281,24 @@ def test_nothing_listens(call: Call) -> None:
     assert event["event"] == "unavailable"
 
 
-def test_without_a_server_it_says_once_that_locks_are_local(call: Call) -> None:
-    name = f"test-run-{os.getpid()}"
-    code, _, err = call(None, name, "--", "true")
+@pytest.fixture
+def default_directory(tmp_path: Path) -> Iterator[dict[str, str]]:
+    """An environment whose embedded server is in a directory of its own, if no URL names one."""
+    with EmbeddedServer() as server:
+        (tmp_path / "sitecustomize.py").write_text(
+            "from holdfast.engines.local import server\n"
+            f"server.default_directory = lambda: {server.url.removeprefix('local://')!r}\n"
+        )
+        yield environment(PYTHONPATH=f"{tmp_path}:{environment()['PYTHONPATH']}")
+
+
+def test_without_a_server_it_says_once_that_locks_are_local(call: Call, default_directory: dict[str, str]) -> None:
+    env, name = default_directory, "nightly"
+    code, _, err = call(None, name, "--", "true", env=env)
     assert code == 0
     assert err.count("local://") == 1  # on a slow machine, it may also say that it waits
-    assert call(None, "--quiet", name, "--", "true") == (0, "", "")
-    code, out, err = call("local://", name, "--", "true")
+    assert call(None, "--quiet", name, "--", "true", env=env) == (0, "", "")
+    code, out, err = call("local://", name, "--", "true", env=env)
     assert (code, out) == (0, "")
     assert "local://" not in err
 
