@@ -69,6 +69,7 @@ PRINTED = {
         "paid",
     ],
     "monitoring.md": ["True"],
+    "moving.md": ["held, for 10 s at most", "None"],
     "multi.md": ["account:7, account:3 ['account:3', 'account:7']"],
     "recipes.md": ["9....", "None"],
     "rlock.md": ["still held: True"],
@@ -80,6 +81,7 @@ PRINTED = {
         "it hangs",
         "['it hangs']",
     ],
+    "testing.md": ["busy", "lost", "down"],
     "web-service.md": [],  # tests/web_service runs it
     "which-lock.md": [
         "report",
@@ -168,6 +170,21 @@ def test_the_guard_by_hand_keeps_the_rule() -> None:
         assert connection.execute(update, facts).rowcount == taken
     assert connection.execute("SELECT state FROM orders").fetchone() == ("sent",)
     connection.close()
+
+
+def test_the_fixture_for_tests_has_a_server_of_its_own(tmp_path: Path) -> None:
+    fixture, _ = blocks_of("testing.md", "python")
+    test = "def test_it(locks):\n    assert list(locks.locks()) == []\n    locks.lock('left').acquire()\n"
+    (tmp_path / "test_program.py").write_text(f"{fixture}\n\n{test}\n\n{test.replace('test_it', 'test_again')}")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=90,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 passed" in done.stdout
 
 
 def test_a_type_checker_takes_what_is_handed_over(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
@@ -10,18 +11,36 @@ ENGLISH = (ROOT / "README.md").read_text(encoding="utf-8")
 CHINESE = (ROOT / "README.zh-CN.md").read_text(encoding="utf-8")
 
 
-def test_the_python_is_the_same() -> None:
-    """To the letter, so that test_readme.py runs these blocks, too."""
+def test_the_python_is_the_same_but_for_its_comments() -> None:
     blocks, translated = (re.findall(r"```python\n(.*?)```", text, re.DOTALL) for text in (ENGLISH, CHINESE))
-    assert translated == blocks
+    assert [ast.dump(ast.parse(block)) for block in translated] == [ast.dump(ast.parse(block)) for block in blocks]
+    for block, english in zip(translated, blocks, strict=True):
+        comments = re.findall(r"  # (.*)", block)
+        assert len(comments) == english.count("  # ")
+        assert [comment for comment in comments if not re.search("[\u4e00-\u9fff]", comment)] == []
+
+
+def test_the_words_are_those_that_chinese_readers_know() -> None:
+    first, _, rest = CHINESE.partition("\n\n[English]")[2].partition("\n\n")[2].partition("\n")
+    assert "etcd" in first
+    for word in (
+        "严格递增",
+        "先到先得",
+        "名称",
+        "自动续期，类似 Redisson 看门狗",
+        "\n## 局限与不适用场景\n",
+        "\n## 提供的保证\n",
+    ):
+        assert word in rest
+    assert re.findall("只增不减|单调递增|先来先得|名字|保证什么|它不是什么", CHINESE) == []
 
 
 def test_the_shell_commands_are_the_same() -> None:
-    """Without their comments, which are translated."""
+    """Without their comments, which are Chinese."""
     commands, translated = (
         [
             re.sub(r"\s*# .*", "", line)
-            for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
+            for block in re.findall(r"```(?:sh|diff)\n(.*?)```", text, re.DOTALL)
             for line in block.splitlines()
         ]
         for text in (ENGLISH, CHINESE)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ from tests.contention.support import Background
 from tests.servers import Server, free_port
 from tests.support import eventually
 
-PAGE = Path(__file__).parent.parent.parent / "docs" / "web-service.md"
+ROOT = Path(__file__).parent.parent.parent
+PAGE = ROOT / "docs" / "web-service.md"
 SLOW = """
 
 import asyncio
@@ -48,10 +50,21 @@ def mortal() -> Iterator[Server]:
 
 @pytest.fixture
 def service(mortal: Server, tmp_path: Path) -> Iterator[httpx.Client]:
-    code = "\n".join(re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL))
-    (tmp_path / "shop.py").write_text(code.replace("redis://localhost:6379/0", mortal.url) + SLOW)
+    code = "\n".join(blocks_of(PAGE)).replace("redis://localhost:6379/0", mortal.url)
+    with serve(code + SLOW, tmp_path) as client:
+        yield client
+
+
+def blocks_of(page: Path) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+
+
+@contextmanager
+def serve(code: str, directory: Path) -> Iterator[httpx.Client]:
+    """The service that a program is, under uvicorn."""
+    (directory / "shop.py").write_text(code)
     port = free_port()
-    command = [sys.executable, "-m", "uvicorn", "shop:app", "--port", str(port), "--app-dir", str(tmp_path)]
+    command = [sys.executable, "-m", "uvicorn", "shop:app", "--port", str(port), "--app-dir", str(directory)]
     with subprocess.Popen([*command, "--log-level", "warning"], stdout=subprocess.PIPE) as process:
         try:
             with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30.0) as client:
@@ -131,3 +144,24 @@ def test_a_handler_whose_lease_is_lost_is_cancelled(service: httpx.Client, morta
     answer = shipping.outcome()
     assert answer.status_code == 500
     assert "interrupted" in answer.json()["detail"]
+
+
+@pytest.mark.parametrize("page", ["README.md", "README.zh-CN.md"])
+def test_the_short_form_answers_409_503_and_500(page: str, mortal: Server, tmp_path: Path) -> None:
+    """The work of the README's handler is a comment; here it ends when its key is gone."""
+    (code,) = (block for block in blocks_of(ROOT / page) if "FastAPI" in block)
+    work = "        while order == 7:\n            await asyncio.sleep(0.1)\n        return"
+    assert code.count("        return {") == 1
+    code = "import asyncio\n" + code.replace("local://", mortal.url).replace("        return", work)
+    with serve(code, tmp_path) as service, mortal.client() as admin:
+        assert service.post("/orders/1/pay").json()["fence"] > 0
+        with holdfast.connect(mortal.url) as other, other.lock("order:1"):
+            answer = service.post("/orders/1/pay")
+        assert (answer.status_code, answer.json()) == (409, {"detail": "AcquireTimeout"})
+        working = Background(lambda: service.post("/orders/7/pay"))
+        eventually(lambda: admin.exists("order:7") == 1, 10.0, "it works")
+        admin.delete("order:7")
+        answer = working.outcome()
+        assert (answer.status_code, answer.json()) == (500, {"detail": "LeaseLost"})
+        mortal.kill()
+        assert service.post("/orders/1/pay").status_code == 503
