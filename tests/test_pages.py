@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import sqlite3
 import subprocess
@@ -10,6 +11,7 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
+import redis.lock
 
 from holdfast.lua import SCRIPTS
 from tests.servers import Server
@@ -152,6 +154,21 @@ def test_the_code_runs_on_an_embedded_server(page: str, embedded: str, server: S
     assert re.search(r'"redis://localhost:6379/0"\)?  # or "local://"', code)
     program = code.replace("redis://localhost:6379/0", embedded).replace("6379", str(server.port))
     run(program, tmp_path, "-W", WARNS.get(page, "default"))
+
+
+def test_the_guarantees_begin_with_one_screen() -> None:
+    lines = (DOCS / "guarantees.md").read_text().splitlines()
+    table = [number for number, line in enumerate(lines[:30]) if line.startswith("|")]
+    assert lines[table[0]] == "| guarantee | holds if | if not, and what to do |"
+    assert table == list(range(table[0], table[-1] + 1))
+    assert table[0] < 10 < table[-1] < 24
+
+
+def test_every_option_of_redis_py_is_translated() -> None:
+    section = (DOCS / "moving.md").read_text().partition("\n## redis-py\n")[2].partition("\n## ")[0]
+    options = [name for name in inspect.signature(redis.lock.Lock).parameters if name not in ("redis", "name")]
+    assert {"timeout", "blocking_timeout"} < set(options)
+    assert [name for name in options if not re.search(rf"^\| `{name}\b", section, re.MULTILINE)] == []
 
 
 def test_the_guard_by_hand_keeps_the_rule() -> None:

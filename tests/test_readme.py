@@ -129,8 +129,9 @@ def test_the_index_omits_no_page() -> None:
 
 def test_the_two_commands_at_the_top_are_targets() -> None:
     first = README[: README.index("```python")]
-    targets = set(re.findall(r"^make (\w+)", first, re.MULTILINE))
-    assert targets == {"demo", "test"}
+    targets = re.findall(r"^make (\w+)", first, re.MULTILINE)
+    assert targets == ["demo", "test"]
+    assert first.index("`python -m examples.lottery`") < first.index("make demo"), "for those who have the package"
     makefile = (ROOT / "Makefile").read_text()
     for target in targets:
         assert re.search(rf"^{target}:", makefile, re.MULTILINE)
