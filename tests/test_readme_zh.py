@@ -15,8 +15,8 @@ def test_the_python_is_the_same_but_for_its_comments() -> None:
     blocks, translated = (re.findall(r"```python\n(.*?)```", text, re.DOTALL) for text in (ENGLISH, CHINESE))
     assert [ast.dump(ast.parse(block)) for block in translated] == [ast.dump(ast.parse(block)) for block in blocks]
     for block, english in zip(translated, blocks, strict=True):
-        comments = re.findall(r"  # (.*)", block)
-        assert len(comments) == english.count("  # ")
+        comments = re.findall(r"(?:^|  )# (.*)", block, re.MULTILINE)
+        assert len(comments) == len(re.findall(r"(?:^|  )# ", english, re.MULTILINE))
         assert [comment for comment in comments if not re.search("[\u4e00-\u9fff]", comment)] == []
 
 
