@@ -54,8 +54,7 @@ def test_an_option_that_a_url_cannot_have_is_a_usage_error(
     code, out, err = call_here(capsys, *command)
     assert (code, out) == (64, "")
     assert err.endswith(
-        "Error: URL 'redis://h/0?***': it has an option 'ttl' that does not exist there; "
-        "it belongs to lock(): write client.lock(..., ttl=...)\n"
+        "Error: URL 'redis://h/0?***': it has an option 'ttl' that does not exist there; give ttl= to lock()\n"
     )
 
 
