@@ -234,7 +234,7 @@ class ComputeFailed(HoldfastError):
 
     def _message(self) -> str:
         failure = f"{self.kind}: {self.message}" if self.message else self.kind
-        return f"the value of {self.key!r} could not be computed: {failure}"
+        return f"the value of {self.key!r} could not be computed: {failure}. Mend the cause, or try again later"
 
 
 class ComputeTimeout(HoldfastError, TimeoutError):

@@ -287,7 +287,8 @@ def patience(
     Without a timeout, that is the lock's ``own`` wait. ``wait`` replaces both: it is that of ``lock``.
     """
     if unknown:
-        raise unknown_options("acquire()", unknown, ["blocking", "timeout", *keywords_of(patience)], OF_LOCKS)
+        known = ["blocking", "timeout", *keywords_of(patience)]
+        raise unknown_options("acquire()", unknown, known, {**OF_LOCKS, **OF_CLIENTS})
     if wait is not OF_LOCK:
         if not blocking or timeout != -1:
             raise InvalidConfig(f"acquire(wait={shown(wait)}) with blocking or timeout", "give wait alone")

@@ -95,7 +95,7 @@ def test_a_command_with_a_namespace_takes_the_name_without_it(
             suggest_in_use(shop, output, "ightly", "holdfast who {}")
             other, mine = sorted(capsys.readouterr().err.splitlines())
             assert mine.endswith(": holdfast who nightly")
-            assert other.endswith(": it is outside of the namespace 'shop:' of this command")
+            assert other.endswith(": to reach it, leave namespace='shop:' out of the URL")
         suggest_broken(shop, output, "nightly", "holdfast history {}")
         assert capsys.readouterr().err == ""
 
@@ -111,7 +111,7 @@ def test_the_search_is_limited_and_says_so(
     _, out, err = call(capsys, "who", "nightly", "--json")
     assert out == "null\n"
     assert err.splitlines()[1] == (
-        "holdfast: for longer names that end so, only 2,000 keys were looked through: "
+        "holdfast: the search for keys that end in 'nightly' stopped after 2,000 keys: "
         "holdfast ls '*nightly' looks through all"
     )
     found = shop._driver.run(find_endings("nightly", longest=0.0))

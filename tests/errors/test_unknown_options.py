@@ -14,7 +14,7 @@ import holdfast.aio
 from holdfast.translations import OF_LOCKS
 
 CLIENT: Any = holdfast.connect("redis://127.0.0.1:1/0")  # it connects when it is first used, which is never
-RENEWED = "(ttl=10 alone is renewed; max_hold=10 ends a renewed lease)"
+RENEWED = "(ttl=10 alone is renewed, and max_hold=10 ends a renewed lease)"
 NOT_POLLING = "because waiters are notified and do not poll"
 
 # The parameters of each library's lock and of its acquire(), as of the versions named. Those that mean the same here
@@ -32,12 +32,17 @@ NAMES = {
 MESSAGES = [
     (
         {"timeout": 10, "blocking_timeout": 5},
-        f"timeout=10, blocking_timeout=5: a lock has no such options; for timeout= write ttl=10, renew=False {RENEWED} "
-        "if it limits the hold as in redis-py, or wait=10 if it limits the wait as in filelock; for blocking_timeout= "
-        "write wait=5",
+        "timeout=10, blocking_timeout=5: a lock has no such options; for timeout= write ttl=10, renew=False to limit "
+        f"the hold as redis-py does {RENEWED}, or wait=10 to limit the wait as filelock does; for blocking_timeout= write "
+        "wait=5",
     ),
-    ({"expire": 10}, f"expire=10: a lock has no such option; for expire= write ttl=10, renew=False {RENEWED}"),
-    ({"auto_renewal": True}, "auto_renewal=True: a lock has no such option; for auto_renewal= write renew=True"),
+    (
+        {"expire": 10, "auto_renewal": True},
+        "expire=10, auto_renewal=True: a lock has no such options; for expire= write ttl=10, and renew=False if the "
+        "lease must not be renewed; for auto_renewal= write renew=True",
+    ),
+    ({"leaseTime": 10}, f"leaseTime=10: a lock has no such option; for leaseTime= write ttl=10, renew=False {RENEWED}"),
+    ({"namespace": "a:"}, "namespace=...: a lock has no such option; give namespace= to connect()"),
     ({"sleep": 0.1}, f"sleep=0.1: a lock has no such option; leave out sleep=, {NOT_POLLING}"),
     ({"timeout": None}, "timeout=None: a lock has no such option; leave out timeout="),
     (
@@ -106,6 +111,15 @@ def test_acquire_translates_too() -> None:
     lock = CLIENT.lock("x")
     message = "blocking_timeout=5: acquire() has no such option; for blocking_timeout= write wait=5"
     assert refused(lock.acquire, blocking_timeout=5) == message
+    assert refused(lock.acquire, ttl=5) == "ttl=5: acquire() has no such option; give ttl= to lock()"
+
+
+def test_connect_says_where_the_address_belongs() -> None:
+    for connect in (holdfast.connect, holdfast.aio.connect):
+        assert refused(connect, host="redis1", port=6379, password="s3cr3t") == (
+            "host=..., port=6379, password=...: connect() has no such options; put host=, port=, password= into the "
+            "URL, as in redis://user:password@host:6379/0"
+        )
 
 
 def test_the_names_of_locks_are_not_those_of_cached_values() -> None:

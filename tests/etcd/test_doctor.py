@@ -173,7 +173,10 @@ def test_without_a_majority_it_still_says_who_is_down(fleet: EtcdFleet, capsys: 
 
 
 def test_one_member_and_two_tolerate_no_failure(capsys: pytest.CaptureFixture[str]) -> None:
-    says = ["it is one member: while that is down, no lock works", "2 members, and none may fail: locks need them all"]
+    says = [
+        "there is only one member: while it is down, no lock works",
+        "2 members, and none may fail: locks need them all",
+    ]
     for count, message in enumerate(says, 1):
         with EtcdFleet(count) as fleet:
             found = findings(capsys, fleet.url)[1]
@@ -376,7 +379,7 @@ def test_members_of_different_versions_are_noted(
 @pytest.mark.parametrize(
     ("leader", "message"),
     [
-        ("", r"m\d \(.*\) leads, but m0 \(127.0.0.1:\d+\) knows no leader and serves no lock"),
+        ("", r"m\d \(.*\) leads, but there is no leader for m0 \(127.0.0.1:\d+\), so no lock works there"),
         ("17", r"the members name different leaders: m\d \(.*\) and member 17"),
     ],
 )
@@ -440,7 +443,7 @@ def test_a_status_that_only_root_may_see_is_not_taken_as_good(
     status = only(found, "status")
     assert status["level"] == UNCHECKED
     assert status["message"] == "not checked: leader, version, database and clock, which no member tells this user"
-    assert status["advice"].startswith("since 3.5.28 and 3.6.9, etcd tells it to the role root only")
+    assert status["advice"].startswith("since 3.5.28 and 3.6.9, only a user with the role root may ask for this")
     assert (level_of(found, "alarms"), level_of(found, "permissions")) == (OK, OK)
     found = findings(capsys, other("/v3/cluster/member/list", denied))[1]
     assert only(found, "members")["message"] == "not checked: this user may not list the members"

@@ -13,7 +13,7 @@ from urllib.parse import unquote
 
 from holdfast.errors import InvalidConfig, InvalidName, UnknownOption
 from holdfast.options import client_options
-from holdfast.translations import OF_CLIENTS, instead_of
+from holdfast.translations import IN_URLS, advice_for
 
 _CREDENTIALS: Final = re.compile(r"[?&][^=&]*(password|username)")
 
@@ -57,9 +57,8 @@ def take_options(query: str, shown: str) -> tuple[dict[str, Any], list[str]]:
                 client_options(**{name: ours[name]})
             except (InvalidConfig, InvalidName) as error:
                 none = ", or none" if _READ[name] is _number_or_none else ""
-                raise InvalidConfig(
-                    f"URL {shown!r}", f"the value of {name} cannot be used; {error.problem}{none}"
-                ) from None
+                problem = error.problem.removesuffix(", or a timedelta")  # no text can express one
+                raise InvalidConfig(f"URL {shown!r}", f"the value of {name} cannot be used; {problem}{none}") from None
     return ours, others
 
 
@@ -70,5 +69,5 @@ def unknown_option(url: str, shown: str, name: str, of_engine: Collection[str] =
     is not named then.
     """
     named = "an option" if _CREDENTIALS.search(url) or not name else f"an option {name[:40]!r}"
-    advice = instead_of(name, None, [*_READ, *of_engine], OF_CLIENTS)
+    advice = advice_for(name, None, [*_READ, *of_engine], IN_URLS).replace("{0}", f"{name}=")
     return UnknownOption(f"URL {shown!r}", f"it has {named} that does not exist there; {advice}")

@@ -152,7 +152,7 @@ def _verdict(problems: int, unchecked: int, noted: bool) -> str:
     if unchecked:
         checks = "1 check" if unchecked == 1 else f"{unchecked} checks"
         found = f"{found}, and" if problems else "no problem was found, but"
-        return f"{found} {checks} could not be made (?): allow what is missing, and run this again"
+        return f"{found} {checks} could not be made (?): follow the advice there, and run this again"
     if not problems:
         return "nothing there breaks locks" + ("; the notes (i) say what they do not survive" if noted else "")
     return found

@@ -169,7 +169,7 @@ class Server:
         line = acl_line(self.user, [f"~{self.prefix}*"])
         return (
             f"user {self.user!r} may not use all keys that start with {self.prefix!r}",
-            f"say with which prefix your names start: --prefix, or add: {line}",
+            f"give the prefix of your lock names with --prefix, or add: {line}",
         )
 
 

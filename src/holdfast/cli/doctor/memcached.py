@@ -141,7 +141,7 @@ def clock(found: Stats, began: float, ended: float) -> Findings:
         return
     side = "ahead of" if ahead > 0 else "behind"
     message = f"its clock is {rounded(abs(ahead))} s {side} this machine's"
-    advice = "locks do not depend on it: their ends are counted on its clock. A restart sets it right"
+    advice = "this does no harm, because the ends of locks are set on the server's clock. A restart corrects that clock"
     yield Finding("clock", NOTE, message, advice)
 
 
@@ -151,9 +151,9 @@ def _lock(client: Client) -> Finding:
         with client.lock(own_key(""), ttl=_TTL, wait=0, renew=False) as lease:
             lease.extend(_TTL)
     except HoldfastError as error:
-        advice = error.advice if isinstance(error, Unavailable) else "see holdfast ls, and its log"
+        advice = error.advice if isinstance(error, Unavailable) else "see the log of memcached"
         what = "; ".join(error.causes.values()) if isinstance(error, Unavailable) else str(error)
-        return Finding("lock", DANGER, f"no lock can be taken: {what}", advice)
+        return Finding("lock", DANGER, f"a lock could not be taken, renewed and released: {what}", advice)
     return Finding("lock", OK, "a lock can be taken, renewed and released")
 
 

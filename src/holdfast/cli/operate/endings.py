@@ -53,9 +53,9 @@ def _suggest(
     pattern = shlex.quote(f"*{name}")
     if len(facts) > _SHOWN:
         output.say(f"and {len(facts) - _SHOWN} more: holdfast ls {pattern}")
-    if not found.complete and not facts:
-        seen = f"{found.scanned:,} keys were looked through"
-        output.say(f"for longer names that end so, only {seen}: holdfast ls {pattern} looks through all")
+    if not found.complete:
+        seen = f"stopped after {found.scanned:,} keys"
+        output.say(f"the search for keys that end in {name!r} {seen}: holdfast ls {pattern} looks through all")
     if note := note_on(client):
         output.say(note)
 
@@ -63,5 +63,5 @@ def _suggest(
 def _how(key: str, namespace: str, command: str) -> str:
     """The command for this key, where the client puts its namespace in front of each name."""
     if not key.startswith(namespace):
-        return f"it is outside of the namespace {namespace!r} of this command"
+        return f"to reach it, leave namespace={namespace!r} out of the URL"
     return command.format(shlex.quote(key.removeprefix(namespace)))

@@ -22,7 +22,9 @@ DEFAULT_QUOTA: Final = 2 * 2**30  # bytes
 Findings = Iterable[Finding]
 
 _LONGEST: Final = 64  # characters of what a member says
-_WANTS_ROOT: Final = "since 3.5.28 and 3.6.9, etcd tells it to the role root only: run holdfast doctor as such a user"
+_WANTS_ROOT: Final = (
+    "since 3.5.28 and 3.6.9, only a user with the role root may ask for this: put such a user into the URL"
+)
 
 
 def members(cluster: Cluster) -> Findings:
@@ -40,10 +42,11 @@ def members(cluster: Cluster) -> Findings:
         return
     yield from _votes(cluster)
     yield from _learners(cluster)
-    unnamed = [member for member in cluster.voters if not member.named]
+    reachable = [member for member in cluster.voters if member.look.address]  # one that was never started has none
+    unnamed = [member for member in reachable if not member.named]
     if unnamed:
-        addresses = ",".join(member.look.address for member in cluster.voters)
-        message = f"the URL leaves out {_names(unnamed)}: a client finds no other member than those in its URL"
+        addresses = ",".join(member.look.address for member in reachable)
+        message = f"the URL leaves out {_names(unnamed)}: clients never ask a member that the URL does not name"
         yield Finding("members", NOTE, message, f"name them all: {addresses}")
 
 
@@ -65,7 +68,7 @@ def _votes(cluster: Cluster) -> Findings:
             advice = "start it again; or, if it runs, run holdfast doctor where its address can be reached"
             yield Finding("members", UNCHECKED, f"not checked: {message}", advice)
     elif count == 1:
-        message = "it is one member: while that is down, no lock works"
+        message = "there is only one member: while it is down, no lock works"
         yield Finding("members", WARNING, message, "run 3 members, of which 1 may fail")
     elif count == needed:
         message = f"{count} members, and none may fail: locks need them all"
@@ -96,8 +99,9 @@ def leader(cluster: Cluster) -> Findings:
         advice = "run holdfast doctor again; if it stays so, the members do not reach each other"
         yield Finding("leader", WARNING, f"the members name different leaders: {named}", advice)
     elif cut_off:
-        message = f"{cluster.name_of(*leaders)} leads, but {_names(cut_off)} knows no leader and serves no lock"
-        yield Finding("leader", WARNING, message, "see the network between them")
+        leads = f"{cluster.name_of(*leaders)} leads"
+        message = f"{leads}, but there is no leader for {_names(cut_off)}, so no lock works there"
+        yield Finding("leader", WARNING, message, "check the network between these members and the leader")
     else:
         agree = ", and each member says so" if len(asked) > 1 else ""
         yield Finding("leader", OK, f"{cluster.name_of(*leaders)} leads{agree}")
@@ -139,7 +143,8 @@ def database(cluster: Cluster) -> Findings:
     largest = f"{status.size:,} of {quota:,} bytes"
     nearly_full = status.size > NEARLY_FULL * quota
     if not status.quota:
-        largest += f", if its quota is etcd's default, which {shown(status.version, _LONGEST)} does not tell"
+        told = shown(status.version, _LONGEST)
+        largest += f" (etcd's default quota is assumed, because {told} does not tell its own)"
     if not nearly_full:
         yield Finding("database", OK, f"it uses {largest}")
         return

@@ -92,7 +92,7 @@ def _denied(run: Any, missing: list[str], prefix: str, user: str) -> tuple[str, 
     keys = f"all keys that start with {prefix!r}" if prefix else "all keys"
     roles = run(ask(ReadRoles(user)))
     line = grant_line(roles[0], prefix) if roles else " && ".join(_new_role(user, prefix))
-    hint = "say with which prefix your names start: --prefix, or run: " if not prefix else ""
+    hint = "give the prefix of your lock names with --prefix, or run: " if not prefix else ""
     return f"user {user!r} may not {' and '.join(missing)} {keys}", f"{hint}{line}"
 
 
