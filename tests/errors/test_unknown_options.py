@@ -33,8 +33,8 @@ MESSAGES = [
     (
         {"timeout": 10, "blocking_timeout": 5},
         "timeout=10, blocking_timeout=5: a lock has no such options; for timeout= write ttl=10, renew=False to limit "
-        f"the hold as redis-py does {RENEWED}, or wait=10 to limit the wait as filelock does; for blocking_timeout= write "
-        "wait=5",
+        f"the hold as redis-py does {RENEWED}, or wait=10 to limit the wait as filelock does; for blocking_timeout= "
+        "write wait=5",
     ),
     (
         {"expire": 10, "auto_renewal": True},
