@@ -96,7 +96,7 @@ def test_nothing_threatens_locks_on_a_good_cluster(fleet: EtcdFleet, capsys: pyt
     assert only(found, "members")["message"] == "3 members, and all answer: 1 may fail"
     leads = only(found, "leader")["message"]
     assert leads == f"{place(fleet.leader())} leads, and each member says so"
-    assert "(etcd's default quota is assumed, because 3.5.1 does not tell its own)" in only(found, "database")["message"]
+    assert "default quota is assumed, because 3.5.1 does not tell its own)" in only(found, "database")["message"]
     assert only(found, "permissions")["message"] == "it has no users, so each client may do all that locks need"
     assert re.fullmatch(r"a round trip takes [\d.]+ ms", only(found, "round trip")["message"])
     assert fleet.client().range("holdfast:doctor:") == {}
