@@ -57,6 +57,8 @@ NOT_GUARANTEED = {
     "MutualExclusion": UNRELIABLE_SERVER,
     "AcquireTotality": UNRELIABLE_SERVER | {"duplicate"},
     "OwnerOnlyRelease": UNRELIABLE_SERVER,
+    "FencedSafety": {"clock_back"},  # together with a loss of data: fences come from the server's clock
+    "FenceMonotone": {"clock_back"},
     "NoLostWakeup": UNRELIABLE_SERVER,
     "Fifo": UNRELIABLE_SERVER,
 }

@@ -8,17 +8,19 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import combinations_with_replacement
 from pathlib import Path
 
 import pytest
 
 from holdfast.lab.invariants.locks import INVARIANTS
 from holdfast.lab.search.explorer import Explorer
-from holdfast.lab.search.faults import DAILY, DEFAULT_FAULTS, FAULTS, UNRELIABLE_SERVER
+from holdfast.lab.search.faults import DAILY, DEFAULT_FAULTS, EXCLUDED, FAULTS, KEEPS, LOSES, UNRELIABLE_SERVER
 from holdfast.lab.subjects.rows import ROWS, config_of
-from holdfast.lab.surveys.circles import LOOKS, Circle, Look, RowSearch, circles
+from holdfast.lab.surveys.agenda import EXPLORE, FINISH, FIRST, LOOK, Agenda, Unit
+from holdfast.lab.surveys.circles import LOOKS, Circle, RowSearch, circles
 from holdfast.lab.surveys.common import quietly
-from holdfast.lab.surveys.recipes import Agenda, find
+from holdfast.lab.surveys.recipes import find
 
 PAGE = (Path(__file__).parents[2] / "docs" / "lab.md").read_text(encoding="utf-8")
 DEEPEST = ("setnx_expire", "setnx_repair", "getset", "watch", "holdfast")  # where finding all pitfalls takes longest
@@ -30,7 +32,7 @@ def matrix_on_the_page() -> dict[str, list[str]]:
     """The cells of every row, as they are printed there."""
     table = PAGE.split("## The matrix")[1].split("ME  Mutual")[0]
     lines = [line for line in table.splitlines() if re.search("[✓✗]", line)]
-    return dict(zip(ROWS, (re.findall(r"✗ \d+|✓ *\d+k~?|[-?](?=\s|$)", line) for line in lines), strict=True))
+    return dict(zip(ROWS, (re.findall(r"✗ \d+|✓~?|[-?](?=\s|$)", line) for line in lines), strict=True))
 
 
 @pytest.mark.long
@@ -39,9 +41,46 @@ def test_looks_find_every_pit_that_the_page_shows(row: str) -> None:
     cells = dict(zip(INVARIANTS, matrix_on_the_page()[row], strict=True))
     search = RowSearch(row, BOUNDS)
     with quietly():
-        for look in LOOKS[:-1]:  # what the last one is for is to know what holds
-            search.look(look, ENDLESS)
+        for transitions in LOOKS:
+            search.look(transitions, ENDLESS)
     assert search.broken.keys() == {name for name, cell in cells.items() if cell.startswith("✗")}
+
+
+@pytest.mark.long
+def test_what_holdfast_promises_holds_in_every_run_of_two_clients_with_one_fault() -> None:
+    search = RowSearch("holdfast", BOUNDS)
+    with quietly():
+        search.finish(ENDLESS)
+    explored = search.explored
+    assert explored.is_enough
+    assert explored.has_every_single_fault
+    assert not explored.broken
+    assert explored.known == {*INVARIANTS}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("row", ["holdfast", "set_nx", "memcached_add", "getset"])
+def test_a_server_that_loses_its_data_breaks_mutual_exclusion_of_every_lock(row: str) -> None:
+    search = RowSearch(row, BOUNDS, server=LOSES)
+    with quietly():
+        for transitions in LOOKS:
+            search.look(transitions, ENDLESS)
+    broken = search.explored.broken
+    assert {*broken["MutualExclusion"].faults} & UNRELIABLE_SERVER
+    assert ("FencedSafety" in broken) == (row != "holdfast"), "a late write has a lower fence, if there are fences"
+    assert all(EXCLUDED & {*trace.faults} for trace in broken.values()), "other runs do not count"
+
+
+def test_with_one_fault_the_required_ones_only_are_tried_last() -> None:
+    explorer = Explorer(config_of("set_nx", clients=2, kinds=("crash", "restart"), required=frozenset({"restart"})))
+    with quietly():
+        assert explorer.search(1)
+        single = explorer.states
+        assert explorer.search(2)
+    assert explorer.states > single
+    assert {choice[1] for broken in explorer.broken.values() for choice in broken.choices if choice[0] == "fault"} == {
+        "restart"
+    }, "what a crash breaks does not count without a restart, and with one takes more faults than the restart alone"
 
 
 @pytest.mark.long
@@ -53,17 +92,15 @@ def test_a_trace_of_a_worse_fault_gives_way_to_one_of_a_milder_fault_that_is_fou
         return {choice[1] for choice in choices if choice[0] == "fault"}
 
     with quietly():
-        search.look(Look(300, 300), ENDLESS)
-        assert faults() <= UNRELIABLE_SERVER
-        search.look(Look(300, 800), ENDLESS)
-        assert not faults() & (UNRELIABLE_SERVER | DAILY)
-        search.look(Look(3_000, 800), ENDLESS)
+        search.look(800, ENDLESS)
+        assert not faults() & DAILY
+        search.look(3_000, ENDLESS)
         assert faults() <= DAILY
 
 
 @pytest.mark.long
 def test_what_is_shown_is_the_mildest_whatever_was_found_first() -> None:
-    trace = find("getset:del", "OwnerOnlyRelease", clients=2).trace
+    trace = find("getset:del", "OwnerOnlyRelease", clients=2)[0].trace
     assert trace is not None
     assert set(trace.faults) <= DAILY
     direct = Explorer(config_of("getset:del", clients=2), stop_at=["OwnerOnlyRelease"])
@@ -99,8 +136,17 @@ def test_every_single_fault_is_searched_once_for_each_number_of_clients_the_mild
         assert sorted(kind for one in single for kind in one.kinds) == sorted(FAULTS)
         assert set(single[0].kinds) == DAILY
         assert set(single[-1].kinds) == UNRELIABLE_SERVER
+        assert [one.server for one in single] == [KEEPS, KEEPS, LOSES]
     assert [one.kinds for one in circles(2, 2, ("skew",))] == [(), ("skew",), ("skew",)]
     assert circles(2, 0, ()) == [Circle(2, 0, ())]
+
+
+def test_every_two_faults_are_searched_with_one_of_the_two_servers() -> None:
+    several = [one for one in circles(2, 2, DEFAULT_FAULTS) if one.most_faults == 2]
+    for pair in combinations_with_replacement(DEFAULT_FAULTS, 2):
+        servers = {one.server for one in several if {*pair} <= {*one.kinds}}
+        assert (LOSES if EXCLUDED & {*pair} else KEEPS) in servers
+    assert not any(EXCLUDED & {*one.kinds} for one in several if one.server == KEEPS)
 
 
 def test_late_replies_are_searched_for_two_clients_beside_what_a_verdict_takes() -> None:
@@ -111,34 +157,52 @@ def test_late_replies_are_searched_for_two_clients_beside_what_a_verdict_takes()
     assert sorted(kind for one in late for kind in one.kinds) == sorted(FAULTS)
 
 
-def test_all_rows_are_looked_at_before_any_is_explored() -> None:
-    agenda = Agenda(["a", "b", "c"], 1, ENDLESS)
-    tasks = [agenda.next() for _ in range(3 * len(LOOKS) + 3)]
-    assert agenda.next() is None
-    assert [(task.row, task.look) for task in tasks if task] == [
-        (row, look) for look in (*LOOKS, None) for row in ("a", "b", "c")
-    ]
+def units(*rows: str) -> list[Unit]:
+    return [Unit(row, server) for row in rows for server in (KEEPS, LOSES)]
 
 
-def test_a_row_has_one_thing_done_to_it_at_a_time() -> None:
-    agenda = Agenda(["a", "b"], 2, ENDLESS)
-    first, second = agenda.next(), agenda.next(["a"])
-    assert first is not None
-    assert second is not None
-    assert (first.row, second.row) == ("a", "b")
-    assert agenda.next(["a", "b"]) is None
+def planned(agenda: Agenda) -> list[tuple[str, str, str]]:
+    tasks = iter(agenda.next, None)
+    return [(task.unit.row, task.unit.server, task.what) for task in tasks]
 
 
-def test_looks_end_in_time_and_every_row_has_its_share_of_what_is_left() -> None:
-    agenda = Agenda(["a", "b"], 1, 0.0)
-    tasks = [agenda.next(), agenda.next()]
-    assert [(task.row, task.look) for task in tasks if task] == [("a", None), ("b", None)]
-    assert agenda.next() is None
+def test_holdfast_comes_first_and_a_server_that_loses_its_data_after_the_promises_of_all_rows() -> None:
+    tasks = planned(Agenda(units("set_nx", "holdfast"), 1, ENDLESS))
+    assert tasks[0] == ("holdfast", KEEPS, FIRST)
+    promised = [tasks.index((row, KEEPS, FINISH)) for row in ("holdfast", "set_nx")]
+    lost = [tasks.index((row, LOSES, FINISH)) for row in ("holdfast", "set_nx")]
+    assert promised == sorted(promised)
+    assert max(promised) < min(lost)
+
+
+def test_all_rows_are_looked_at_before_any_other_is_explored() -> None:
+    tasks = planned(Agenda(units("a", "b"), 1, ENDLESS))
+    whats = [what for _, _, what in tasks]
+    assert whats.count(LOOK) == 4 * len(LOOKS)
+    assert whats[:8] == [LOOK] * 8
+    assert whats[-4:] == [EXPLORE] * 4
+    assert FIRST not in whats
+
+
+def test_a_unit_has_one_thing_done_to_it_at_a_time() -> None:
+    agenda = Agenda(units("a"), 2, ENDLESS)
+    first, second = units("a")
+    assert [task.unit for task in (agenda.next(), agenda.next([first])) if task] == [first, second]
+    assert agenda.next([first, second]) is None
+
+
+def test_looks_end_in_time_and_every_unit_is_explored_in_what_is_left() -> None:
+    tasks = planned(Agenda(units("a", "b"), 1, 0.0))
+    assert {what for _, _, what in tasks} == {FINISH, EXPLORE}
+    assert [what for _, _, what in tasks].count(EXPLORE) == 4
 
 
 ALONE = """
 from holdfast.lab.surveys.recipes import survey
-survey(["setnx", "set_nx", "multi"], budget=60.0, jobs=2, progress=lambda at: print(at.row, flush=True))
+survey(
+    ["setnx", "set_nx", "multi"], budget=60.0, jobs=2, spares_server=True,
+    progress=lambda at: print(at.row, flush=True),
+)
 """
 
 

@@ -331,7 +331,7 @@ def test_survey_in_one_process_finds_the_same_and_leaves_logs_as_they_were() -> 
 
 
 def test_traces_survive_json_and_tell_how_it_came_to_that() -> None:
-    trace = find("set_nx", "MutualExclusion", faults=["pause"], clients=2).trace
+    trace = find("set_nx", "MutualExclusion", faults=["pause"], clients=2)[0].trace
     assert trace is not None
     assert Trace.from_json(trace.to_json()) == trace
     assert trace.faults == ("pause",)
@@ -344,7 +344,7 @@ def test_traces_survive_json_and_tell_how_it_came_to_that() -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"row": "nosuch"}, "there are setnx"),
+        ({"row": "nosuch"}, "there are holdfast, setnx"),
         ({"invariant": "nosuch"}, "there are MutualExclusion"),
         ({"clients": 9}, "2 to 4"),
         ({"faults": ["nosuch"]}, "there are crash"),

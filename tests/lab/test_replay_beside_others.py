@@ -21,7 +21,7 @@ def own_server() -> Iterator[Server]:
 
 
 def test_who_takes_the_name_meanwhile_keeps_its_key(own_server: Server) -> None:
-    trace = find("setnx", "NoOrphan", faults=["crash"], clients=2).trace
+    trace = find("setnx", "NoOrphan", faults=["crash"], clients=2)[0].trace
     assert trace is not None
     admin = own_server.client()
     outcome = perform(trace, own_server.url, say=lambda line: "wants" in line and admin.set("foo", "another's"))
@@ -40,7 +40,7 @@ def test_who_takes_the_name_meanwhile_keeps_its_key(own_server: Server) -> None:
     ],
 )
 def test_a_trace_that_makes_no_sense_is_refused_before_anything_is_done(changed: dict[str, Any], says: str) -> None:
-    trace = find("setnx", "NoOrphan", faults=["crash"], clients=2).trace
+    trace = find("setnx", "NoOrphan", faults=["crash"], clients=2)[0].trace
     assert trace is not None
     with pytest.raises(InvalidConfig, match=says):
         perform(replace(trace, **changed), "redis://127.0.0.1:1/0")

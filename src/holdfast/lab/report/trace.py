@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from holdfast.lab.invariants.history import Verdict
+from holdfast.lab.search.faults import KEEPS
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +74,9 @@ class Cell:
     verdict: Verdict
     states: int  # the number of states that were explored for it
     trace: Trace | None = None  # the simplest one that breaks it
-    so_far: bool = False  # it holds, but not every single fault was explored
+    so_far: bool = False  # there is a verdict, but not every single fault was explored
     silent: bool = False  # it does not apply to the recipe, so it stays unknown however long the search is
+    server: str = KEEPS  # whether the server keeps or loses its data: see ``faults``
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +84,19 @@ class Findings:
     """The results of one row."""
 
     recipe: str
-    states: int  # distinct
+    states: int  # distinct for each of the two servers
     transitions: int
     exhausted: bool  # nothing within the bounds is left unexplored
     cells: tuple[Cell, ...]
+
+    def of(self, server: str) -> tuple[Cell, ...]:
+        return tuple(cell for cell in self.cells if cell.server == server)
+
+    @property
+    def pitfalls(self) -> tuple[Cell, ...]:
+        """The cells with a trace of their own: a server that loses its data may break an invariant in the same way."""
+        return tuple(
+            cell
+            for number, cell in enumerate(self.cells)
+            if cell.trace is not None and all(cell.trace != before.trace for before in self.cells[:number])
+        )

@@ -31,7 +31,7 @@ from holdfast.lab.search.state import NEVER, Choice, Config, State
 
 Path = tuple[Any, ...]  # (the path before, a choice), or () at the start
 _LOOK_EVERY = 16  # after this many states, check the limits; a state may take a millisecond
-_COLLECT_EVERY = (20_000, 20, 20)  # the arguments of gc.set_threshold: rare collections
+_COLLECT_EVERY = (200_000, 20, 100)  # the arguments of gc.set_threshold: rare collections
 
 
 class Broken(NamedTuple):
@@ -191,12 +191,15 @@ class Explorer:
                 following[mark] = _Visit(after, (visit.path, choice), history, asleep)
 
     def _judge(self, history: tuple[Event, ...], events: tuple[Event, ...], path: Path, choice: Choice) -> None:
+        required = self.model.config.required
+        before = _before_fault(history, required)
         for event in events:
             for name in self._by_kind.get(event.kind, ()):
-                if name in self.broken:
+                if name in self.broken or len(before) == len(history):
                     continue
-                report = self._checks[name].judge(history)
-                if report.verdict == BROKEN:
+                judge = self._checks[name].judge
+                report = judge(history)
+                if report.verdict == BROKEN and (not required or judge(before).verdict != BROKEN):
                     choices = unrolled((path, choice))
                     self.broken[name] = Broken(name, choices, report.why, report.clients, self.model.config)
             if event.kind == "newcomer" and len(self.known) < len(
@@ -264,6 +267,14 @@ def _polite_interrupts() -> Iterator[list[int]]:
         yield struck
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def _before_fault(history: tuple[Event, ...], kinds: frozenset[str]) -> tuple[Event, ...]:
+    """The part of a history before the first fault of these kinds; nothing if all runs count."""
+    if not kinds:
+        return ()
+    faults = (place for place, event in enumerate(history) if event.kind == "touched" and event.what in kinds)
+    return history[: next(faults, len(history))]
 
 
 def commutes(choice: Choice, before: State, after: State) -> bool:

@@ -37,4 +37,14 @@ DEFAULT_FAULTS: Final = tuple(kind for kind in FAULTS if kind not in ("reshard",
 # Everyday faults are searched first, then faults of networks and impatient callers. Last come the faults that break any
 # lock on one server: the server loses data, or its clock jumps.
 DAILY: Final = frozenset({"crash", "stall", "pause"})
-UNRELIABLE_SERVER: Final = frozenset({"restart", "failover", "eviction", "clock_jump", "clock_back"})
+CLOCK: Final = frozenset({"clock_jump", "clock_back"})  # of the server
+UNRELIABLE_SERVER: Final = CLOCK | {"restart", "failover", "eviction"}
+
+# A verdict is about one of two servers. One keeps its data, and its clock does not jump, as docs/guarantees.md assumes.
+# The other may lose its data, and its clock may jump.
+KEEPS: Final = "keeps"
+LOSES: Final = "loses"
+
+# Kinds that docs/guarantees.md excludes, if a run has several faults. A doubled request alone breaks nothing. Beside
+# another fault it can bring back a lock that was given up; only a proxy sends a request twice.
+EXCLUDED: Final = UNRELIABLE_SERVER | {"duplicate"}

@@ -262,6 +262,9 @@ class Model:
     def _faults(self, state: State) -> Iterator[Choice]:
         first = self.config.first
         kinds = (first,) if first and not state.faults else self.config.kinds
+        required, is_last = self.config.required, state.faults == self.config.most_faults - 1
+        if required and is_last and not state.touched >> self.config.clients & 1:
+            kinds = tuple(kind for kind in kinds if kind in required)  # after another one, the run would not count
         if state.now_us == 0 and not state.come and not state.faults and "skew" in kinds:
             for client in range(self.config.clients):
                 yield "fault", "skew", client, 1

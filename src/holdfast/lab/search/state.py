@@ -55,6 +55,7 @@ class Config(NamedTuple):
     first: str = ""  # the kind of the first fault of a run; empty: any of ``kinds``
     spares_holders: bool = False  # no fault hits a holder, and a client that was hit earlier leaves at once
     most_faults: int = 2
+    required: frozenset[str] = frozenset()  # only runs with a fault of one of these kinds count; empty: all runs
     ttl_us: int = 3_000_000
     stay_us: int = 1_200_000
     leaves_us: tuple[tuple[int, int], ...] = ((0, 0), (50_000, 150_000))  # when a holder may leave earlier than that
@@ -98,7 +99,7 @@ class State(NamedTuple):
     owner: int = NOBODY  # the client that the key belongs to
     free_since: int = 0  # since when the lock has been free, or its owner has not known of the grant; else -1
     arrived: tuple[int, ...] = ()  # the waiters, in the order of arrival
-    touched: int = 0  # the clients that a fault has hit, as bits
+    touched: int = 0  # the clients that a fault has hit, as bits; one more bit for a fault of a required kind
     come: int = 0  # how many clients have come
     fence: int = 0  # the highest fence that was minted
     before: tuple[int, ...] = ()  # earlier stores, which a replica may still have

@@ -82,6 +82,8 @@ class Transition(Failover):
     def _strike(self, kind: str, *where: Any) -> None:
         client = NOBODY if kind in SERVER_WIDE else where[0]
         self.touched |= 1 << client if client >= 0 else (1 << self.config.clients) - 1
+        if kind in self.config.required:
+            self.touched |= 1 << self.config.clients
         self._event(client, "touched", what=kind)
         getattr(self, f"_{kind}")(*where)
 

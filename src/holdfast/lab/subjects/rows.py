@@ -1,4 +1,4 @@
-"""The rows of the matrix: each recipe, and the fenced lock.
+"""The rows of the matrix: the fenced lock, and each recipe.
 
 A row consists of a lock and the bounds of its search.
 """
@@ -36,8 +36,8 @@ VARIANTS: Final[dict[str, dict[str, Any]]] = {
     "getset:del": {"release": "del"},
 }
 
-# Each recipe, followed by its variants, and the fenced lock.
-ROWS: Final = (*sorted([*RECIPES, *VARIANTS], key=lambda row: [*RECIPES].index(row.partition(":")[0])), FENCED)
+# The fenced lock, and each recipe, followed by its variants.
+ROWS: Final = (FENCED, *sorted([*RECIPES, *VARIANTS], key=lambda row: [*RECIPES].index(row.partition(":")[0])))
 
 LAB_OPTIONS: Final = LockOptions(ttl=TTL)
 
