@@ -22,6 +22,7 @@ from tests.servers import Server, free_port
 
 Run = Callable[..., tuple[int, str, str]]
 CRASHED = ("show", "setnx", "NoOrphan", "--fault", "crash", "--clients", "2")
+SERVERS = ("keeps", "loses")
 QUICK = ("--recipe", "setnx", "--fault", "crash", "--clients", "2", "--budget", "2s")
 
 
@@ -79,11 +80,12 @@ def test_json_is_exactly_what_was_agreed(run: Run) -> None:
     assert data["states"] > 0
     assert [cell["invariant"] for cell in data["cells"]] == list(INVARIANTS)
     for cell in data["cells"]:
-        assert list(cell) == ["recipe", "invariant", "verdict", "states", "steps", "faults"]
+        assert list(cell) == ["recipe", "invariant", "verdict", "states", "steps", "faults", "server"]
         assert cell["recipe"] == "setnx"
         assert cell["verdict"] in ("holds", "broken", "unknown")
         assert (cell["steps"] is not None) == (cell["verdict"] == "broken")
         assert set(cell["faults"]) <= {"crash"}
+        assert cell["server"] == "keeps", "a crash of a client takes no data"
     orphan = next(cell for cell in data["cells"] if cell["invariant"] == "NoOrphan")
     assert orphan["verdict"] == "broken"
     assert orphan["faults"] == ["crash"]
@@ -95,6 +97,21 @@ def test_several_recipes_stand_in_the_order_they_were_named(run: Run) -> None:
     cells = json.loads(out)["cells"]
     assert list(dict.fromkeys(cell["recipe"] for cell in cells)) == ["set_nx", "setnx"]
     assert not any(cell["faults"] for cell in cells)
+
+
+def test_cells_of_both_servers_say_which_one_they_are_about(run: Run) -> None:
+    args = ("--recipe", "set_nx", "--fault", "crash", "--fault", "restart", "--clients", "2", "--budget", "5s")
+    cells = json.loads(run(*args, "--json")[1])["cells"]
+    assert [(cell["invariant"], cell["server"]) for cell in cells] == [
+        (invariant, server) for server in ("keeps", "loses") for invariant in INVARIANTS
+    ]
+    kept, lost = (next(c for c in cells if c["invariant"] == "MutualExclusion" and c["server"] == s) for s in SERVERS)
+    assert (kept["verdict"], lost["verdict"], lost["faults"]) == ("holds", "broken", ["restart"])
+    _, out, _ = run(*args)
+    assert "While the server keeps its data:" in out
+    assert "If the server loses its data, or its clock jumps:" in out
+    _, out, _ = run(*args, "--spare-server", "--json")
+    assert {cell["server"] for cell in json.loads(out)["cells"]} == {"keeps"}
 
 
 def test_a_bar_is_shown_to_people_and_stdout_stays_clean() -> None:
@@ -239,6 +256,31 @@ def test_show_says_that_it_holds_and_in_how_many_states(run: Run, tmp_path: Path
     code, out, _ = run(*args, "--save", str(tmp_path / "none.json"))
     assert code == 1, "what was to be saved does not exist"
     assert not list(tmp_path.iterdir())
+
+
+def test_show_draws_at_once_what_a_server_that_loses_its_data_breaks(run: Run) -> None:
+    """With a budget of hours: the search ends when the run is found."""
+    code, out, _ = run("show", "holdfast", "MutualExclusion", "--budget", "9h")
+    assert code == 0
+    first, *_ = out.splitlines()
+    assert re.fullmatch(r"holdfast, MutualExclusion: broken in \d+ steps \(\w+: the server loses data\)", first)
+    told = " ".join(out.split())
+    assert re.search(
+        r"While the server keeps its data, and its clock does not jump, MutualExclusion is not broken in [\d,]+ states "
+        r"so far\. holdfast lab show holdfast MutualExclusion --spare-server searches that to the end\.",
+        told,
+    )
+
+
+def test_show_of_a_promise_says_that_it_holds_whatever_the_server_does(run: Run) -> None:
+    args = ("show", "set_nx", "NoOrphan", "--fault", "crash", "--fault", "restart", "--clients", "2", "--budget", "5s")
+    code, out, _ = run(*args)
+    assert code == 0
+    assert re.search(r"^set_nx, NoOrphan: holds in the [\d,]+ states that were explored\.$", out, re.MULTILINE)
+    assert "If the server loses its data, or its clock jumps: holds in the" in out
+    _, out, _ = run(*args, "--spare-server")
+    assert "loses" not in out
+    assert "of a server that keeps its data" in out
 
 
 def test_show_saves_the_trace_and_the_image(run: Run, saved: Path, tmp_path: Path) -> None:

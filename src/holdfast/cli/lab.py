@@ -35,7 +35,8 @@ from holdfast.cli.searching import (
     within,
 )
 from holdfast.errors import HoldfastError, InvalidConfig
-from holdfast.lab.search.faults import FAULTS
+from holdfast.lab.invariants.history import HOLDS, UNKNOWN
+from holdfast.lab.search.faults import FAULTS, LOSES
 from holdfast.untrusted import printable
 
 if TYPE_CHECKING:
@@ -91,8 +92,9 @@ def lab(
 ) -> int:
     """Search locks that are in use for their pitfalls, and print recipe by invariant.
 
-    Each recipe runs through every order of its steps, and through faults, until all is explored or the budget is used
-    up. A cell holds (with the number of states), is broken (with the number of steps; 'show' draws it), or is unknown.
+    Each recipe, Holdfast's own lock first, runs through every order of its steps, and through faults, until all is
+    explored or the budget is used up. A cell holds (with the number of states), is broken (with the number of steps;
+    'show' draws it), or is unknown. What a server that loses its data breaks is a table of its own.
 
     DURATION is in seconds, or has a unit: 250ms, 90s, 5m, 1h.
     """
@@ -127,6 +129,7 @@ def as_data(findings: Sequence[Findings], seed: int) -> dict[str, Any]:
                 "states": cell.states,
                 "steps": cell.trace.steps if cell.trace else None,
                 "faults": list(cell.trace.faults) if cell.trace else [],
+                "server": cell.server,
             }
             for cell in cells
         ],
@@ -143,10 +146,14 @@ def print_matrix(findings: Sequence[Findings], asked: dict[str, Any]) -> None:
     out.print(matrix)
     states = sum(found.states for found in findings)
     out.print(f"\n{states:,} states; {bounds(asked)}", style="dim", soft_wrap=True)
-    broken = next((cell for found in findings for cell in found.cells if cell.trace), None)
-    if broken is not None:
-        hint = f"holdfast lab show {broken.recipe} {broken.invariant}{changed_options(asked)} draws how that breaks"
-        out.print(hint, style="dim", soft_wrap=True)
+    invariants = search().INVARIANTS
+    broken = sorted(
+        (cell for found in findings for cell in found.cells if cell.trace),
+        key=lambda cell: (cell.server == LOSES, invariants.index(cell.invariant)),
+    )
+    if broken:
+        example = f"holdfast lab show {broken[0].recipe} {broken[0].invariant}{changed_options(asked)}"
+        out.print(f"{example} draws how that breaks", style="dim", soft_wrap=True)
 
 
 @lab.command(short_help="Draw how a recipe breaks an invariant.")
@@ -172,18 +179,15 @@ def show(
     asked = settings(**options)
     meaning: dict[str, str] = search().MEANING
     with progress_bar() as progress:
-        cell: Cell = search().find(recipe, invariant, **asked, progress=progress)
+        cells: list[Cell] = search().find(recipe, invariant, **asked, progress=progress)
     out = console()
-    if cell.trace is None:
-        texts = {
-            "holds": f"holds in the {cell.states:,} states that were explored.",
-            "unknown": f"unknown after {cell.states:,} states: a larger --budget explores more.",
-        }
-        if cell.so_far:
-            texts["holds"] += " Not every single fault was tried: a larger --budget explores more."
-        if cell.silent:
-            texts["unknown"] = f"does not apply to {recipe}."
-        out.print(Text.assemble((f"{recipe}, {invariant}: ", "bold"), texts.get(cell.verdict, cell.verdict)))
+    cell = next((cell for cell in cells if cell.trace is not None), None)
+    if cell is None or cell.trace is None:
+        kept, *losing = cells
+        out.print(Text.assemble((f"{recipe}, {invariant}: ", "bold"), outcome(kept)), soft_wrap=True)
+        for other in losing:
+            if not other.silent:
+                out.print(Text.assemble(("If the server loses its data, or its clock jumps: ", "bold"), outcome(other)))
         out.print(f"{meaning.get(invariant, '')}", markup=False)
         out.print(f"\n{bounds(asked)}", style="dim", soft_wrap=True)
         if save or svg:
@@ -200,8 +204,25 @@ def show(
         picture = Picture(cell.trace, words=True).standalone(f"{recipe}: {invariant}", f"{meant} It is {how}.")
         svg.write_text(picture, encoding="utf-8")
     draw(out, cell, meaning)
+    kept = cells[0]
+    if kept.trace is None:
+        found = outcome(kept) if kept.verdict == HOLDS else f"is not broken in {kept.states:,} states so far."
+        command = f"holdfast lab show {recipe} {invariant}{changed_options(asked)} --spare-server"
+        out.print(Text(f"\nWhile the server keeps its data, and its clock does not jump, {invariant} {found}", "bold"))
+        if kept.verdict != HOLDS:
+            out.print(f"{command} searches that to the end.", soft_wrap=True)
     out.print(f"\n{cell.states:,} states; {bounds(asked)}", style="dim", soft_wrap=True)
     return 0
+
+
+def outcome(cell: Cell) -> str:
+    """What the search says of a cell without a trace."""
+    if cell.silent:
+        return f"does not apply to {cell.recipe}."
+    if cell.verdict == UNKNOWN:
+        return f"unknown after {cell.states:,} states: a larger --budget explores more."
+    so_far = " Not every single fault was tried: a larger --budget explores more." if cell.so_far else ""
+    return f"holds in the {cell.states:,} states that were explored.{so_far}"
 
 
 def draw(out: Console, cell: Cell, meaning: dict[str, str]) -> None:
@@ -329,7 +350,7 @@ def report(*, html: Path, recipes: tuple[str, ...], **options: Any) -> int:
         html.write_text(page, encoding="utf-8")
     except OSError as error:
         raise Failure(f"{str(html)!r} cannot be written: {error.strerror}") from error
-    pitfalls = sum(cell.trace is not None for found in findings for cell in found.cells)
+    pitfalls = sum(len(found.pitfalls) for found in findings)
     states = sum(found.states for found in findings)
     out = console()
     out.print(f"{html}: {pitfalls} pitfalls in {states:,} states; {bounds(asked)}", markup=False, soft_wrap=True)

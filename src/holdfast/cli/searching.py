@@ -92,6 +92,7 @@ SEARCH_OPTIONS: Final = (
         "[default: all but reshard, refused and unconfirmed]",
     ),
     click.option("--spare-holders", is_flag=True, help="No fault happens to a client while it holds the lock."),
+    click.option("--spare-server", is_flag=True, help="The server keeps its data, and its clock does not jump."),
     click.option("--clients", type=click.IntRange(2, 4), default=CLIENTS, help="Number of clients.  [default: 3]"),
     SEED,
     within("30s"),
@@ -115,12 +116,21 @@ def output_file(ctx: click.Context, param: click.Parameter, value: str | None) -
     return path
 
 
-def settings(*, faults: tuple[str, ...], spare_holders: bool, clients: int, seed: int, budget: float) -> dict[str, Any]:
+def settings(
+    *, faults: tuple[str, ...], spare_holders: bool, spare_server: bool, clients: int, seed: int, budget: float
+) -> dict[str, Any]:
     """The arguments of the search, from the options of the command."""
     if NONE in faults and len(faults) > 1:
         raise click.UsageError(f"--fault {NONE} and other faults contradict each other")
     chosen = tuple(name for name in faults or search().DEFAULT_FAULTS if name != NONE)
-    return {"faults": chosen, "spares_holders": spare_holders, "clients": clients, "seed": seed, "budget": budget}
+    return {
+        "faults": chosen,
+        "spares_holders": spare_holders,
+        "spares_server": spare_server,
+        "clients": clients,
+        "seed": seed,
+        "budget": budget,
+    }
 
 
 # Searching ------------------------------------------------------------------------------------------------------------
@@ -177,6 +187,8 @@ def bounds(asked: dict[str, Any]) -> str:
     going_wrong = "every fault" if set(faults) == set(search().DEFAULT_FAULTS) else ", ".join(faults) or "no fault"
     if asked["spares_holders"]:
         going_wrong += " (no fault while holding)"
+    if asked["spares_server"]:
+        going_wrong += " of a server that keeps its data"
     return f"{asked['clients']} clients, {going_wrong}, budget {asked['budget']:g} s, seed {asked['seed']}"
 
 
@@ -187,4 +199,5 @@ def changed_options(asked: dict[str, Any]) -> str:
     if not asked["faults"]:
         words = f" --fault {NONE}"
     words += " --spare-holders" if asked["spares_holders"] else ""
+    words += " --spare-server" if asked["spares_server"] else ""
     return words + (f" --clients {asked['clients']}" if asked["clients"] != CLIENTS else "")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from holdfast.lab.search.faults import CLOCK, UNRELIABLE_SERVER
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -84,4 +86,7 @@ def heading(cell: Cell, meaning: Mapping[str, str]) -> tuple[str, str]:
     assert trace is not None
     by = ", ".join(label(fault) for fault in dict.fromkeys(trace.faults))
     steps = f"{trace.steps} step{'' if trace.steps == 1 else 's'}"
+    if UNRELIABLE_SERVER & {*trace.faults}:
+        jumps = UNRELIABLE_SERVER & {*trace.faults} <= CLOCK
+        by += ": the server's clock jumps" if jumps else ": the server loses data"
     return f"broken in {steps} ({by or 'no fault needed'})", meaning.get(cell.invariant, "")

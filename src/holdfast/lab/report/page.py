@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 from holdfast.lab.invariants.history import BROKEN, HOLDS, UNKNOWN
 from holdfast.lab.report.lanes import clock, count, exclaim, heading, label, numbers_of, sentence
 from holdfast.lab.report.picture import STYLE, Picture, element
+from holdfast.lab.search.faults import KEEPS, LOSES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -27,6 +28,16 @@ _FILES: Final = resources.files("holdfast.lab.report")
 _PAGE_STYLE: Final = _FILES.joinpath("page.css").read_text(encoding="utf-8") + STYLE
 _SCRIPT: Final = _FILES.joinpath("page.js").read_text(encoding="utf-8")
 _SIGNS: Final = {HOLDS: "✓", BROKEN: "✗", UNKNOWN: "?"}
+_SERVERS: Final = {
+    KEEPS: (
+        "While the server keeps its data",
+        "With crashes, pauses, wrong clocks of clients, and messages that are lost, late or doubled.",
+    ),
+    LOSES: (
+        "If the server loses its data, or its clock jumps",
+        "The same, and restarts without data, failovers that lack the last writes, evicted keys, jumps of its clock.",
+    ),
+}
 
 
 def write_page(findings: Sequence[Findings], meaning: Mapping[str, str], facts: Mapping[str, object]) -> str:
@@ -39,7 +50,7 @@ def write_page(findings: Sequence[Findings], meaning: Mapping[str, str], facts: 
             "nothing but what must hold. Where something breaks, the shortest way there is drawn below: "
             "choose a cell that says <em>broken</em>.</p>",
             _facts(findings, facts),
-            _matrix(findings),
+            *(_section(findings, server) for server in (KEEPS, LOSES) if any(found.of(server) for found in findings)),
             _meanings(findings, meaning),
             *filter(None, pitfalls),
         ]
@@ -86,34 +97,40 @@ def _spaced(name: str) -> str:
     return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name)
 
 
-def _matrix(findings: Sequence[Findings]) -> str:
+def _section(findings: Sequence[Findings], server: str) -> str:
+    head, text = _SERVERS[server]
+    return f"<h2>{head}</h2>\n<p>{text}</p>\n{_matrix(findings, server)}"
+
+
+def _matrix(findings: Sequence[Findings], server: str) -> str:
     # A table has these roles anyway. On a phone it is laid out as cards, and browsers then drop implicit roles.
     invariants = _invariants(findings)
     heads = "".join(f'<th scope="col" role="columnheader">{escape(_spaced(name))}</th>' for name in invariants)
     rows = []
     for found in findings:
-        cells = {cell.invariant: cell for cell in found.cells}
+        cells = {cell.invariant: cell for cell in found.of(server)}
         name = element("th", escape(found.recipe).replace(":", ":<wbr>"), scope="row", role="rowheader")
-        row = "".join(f'<td role="cell">{_cell(cells.get(invariant))}</td>' for invariant in invariants)
+        row = "".join(f'<td role="cell">{_cell(found, cells.get(invariant))}</td>' for invariant in invariants)
         rows.append(f'<tr role="row">{name}{row}</tr>')
     return (
-        '<table class="matrix" role="table" aria-label="Recipes and invariants">\n'
+        f'<table class="matrix" role="table" aria-label="Recipes and invariants: {_SERVERS[server][0]}">\n'
         f'<thead role="rowgroup"><tr role="row"><th scope="col" role="columnheader">recipe</th>{heads}</tr></thead>\n'
         '<tbody role="rowgroup">\n' + "\n".join(rows) + "\n</tbody>\n</table>"
     )
 
 
-def _cell(cell: Cell | None) -> str:
+def _cell(found: Findings, cell: Cell | None) -> str:
     if cell is None:
         return ""
     of = element("span", escape(_spaced(cell.invariant)), class_="of")
     if cell.trace is not None:
         steps = f"{cell.trace.steps} step{'' if cell.trace.steps == 1 else 's'}"
         text = f"{of}{_SIGNS[cell.verdict]} {cell.verdict} <small>{steps}</small>"
-        return element("a", text, class_=f"cell {cell.verdict}", href=f"#{_anchor(cell)}")
+        drawn = next(each for each in found.pitfalls if each.trace == cell.trace and each.invariant == cell.invariant)
+        return element("a", text, class_=f"cell {cell.verdict}", href=f"#{_anchor(drawn)}")
     if cell.silent:
         return element("span", f"{of}– <small>does not apply</small>", class_=f"cell {cell.verdict}")
-    states = f"<small>{'so far, ' if cell.so_far else ''}{count(cell.states)} states</small>"
+    states = f"<small>{count(cell.states)} {'so far' if cell.so_far else 'states'}</small>"
     return element("span", f"{of}{_SIGNS[cell.verdict]} {cell.verdict} {states}", class_=f"cell {cell.verdict}")
 
 
@@ -129,11 +146,12 @@ def _meanings(findings: Sequence[Findings], meaning: Mapping[str, str]) -> str:
 
 
 def _anchor(cell: Cell) -> str:
-    return re.sub(r"[^A-Za-z0-9_.-]", "-", f"{cell.recipe}-{cell.invariant}")
+    name = f"{cell.recipe}-{cell.invariant}{'' if cell.server == KEEPS else f'-{cell.server}'}"
+    return re.sub(r"[^A-Za-z0-9_.-]", "-", name)
 
 
 def _pitfalls_of(found: Findings, meaning: Mapping[str, str]) -> str:
-    pitfalls = [_pitfall(cell, meaning) for cell in found.cells if cell.trace is not None]
+    pitfalls = [_pitfall(cell, meaning) for cell in found.pitfalls]
     if not pitfalls:
         return ""
     number = f"{len(pitfalls)} pitfall{'' if len(pitfalls) == 1 else 's'}"
