@@ -395,7 +395,7 @@ def test_what_no_real_server_can_be_made_to_do_is_refused(url: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"recipe": "nosuch"}, "there are setnx"),
+        ({"recipe": "nosuch"}, "there are holdfast, setnx"),
         ({"invariant": "nosuch"}, "there are MutualExclusion"),
         ({"choices": (("fault", "nosuch", 0),)}, "there are crash"),
     ],
