@@ -64,7 +64,8 @@ def not_a_name(value: object) -> str:
     """Why this value, which is not a str, is not a name."""
     kind = type(value).__name__
     several = "; pass several names as arguments: lock(*names)" if isinstance(value, list | tuple | set) else ""
-    return f"a name is a str, not {kind}{several}"
+    option = "; for a ttl or a wait write ttl= or wait=" if isinstance(value, int | float) else ""
+    return f"a name is a str, not {kind}{several}{option}"
 
 
 def check_namespace(namespace: str) -> str:

@@ -191,7 +191,7 @@ def lock_options(
     return LockOptions(
         ttl=seconds("ttl", ttl, least=SHORTEST_TTL),
         wait=seconds_or_forever("wait", wait),
-        renew=bool(renew),
+        renew=_yes_or_no("renew", renew),
         max_hold=None if max_hold is None else seconds("max_hold", max_hold, least=SHORTEST_TTL),
         on_lost=default if own is None else own,
         label=checked_label(label),
@@ -204,6 +204,12 @@ def lock_options(
         fenced=shared.fenced,
         cancels=own == "cancel" or (own is None and "cancel" in choices and default != "ignore"),
     )
+
+
+def _yes_or_no(what: str, value: Any) -> bool:
+    if not isinstance(value, bool | int):
+        raise InvalidConfig(f"{what}={shown(value)}", "give True or False")
+    return bool(value)
 
 
 def checked_outage_wait(given: Any, default: float | None) -> float | None:

@@ -18,6 +18,7 @@ import holdfast
 from holdfast.cli.doctor.checks import eviction, persistence, replication, version
 from holdfast.cli.doctor.findings import DANGER, LEVELS, NOTE, OK, UNCHECKED, WARNING, Refused
 from holdfast.cli.doctor.leases import Look, longest_ttl
+from holdfast.guard import RedisGuard
 from tests.cli.shell import eventually
 from tests.cli.test_operate import call
 from tests.proxy import Proxy, delay, instead
@@ -169,6 +170,32 @@ def test_keys_that_no_lock_has_written_are_named(
 def test_each_version_is_judged(info: dict[str, str], level: str) -> None:
     server: Any = Answers(info)
     assert [finding.level for finding in version(server)] == [level]
+
+
+def test_data_that_a_guard_protects_are_no_keys_of_locks(
+    server: Server, admin: redis.Redis, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They have no ttl, and may be of any type. To break such a "lock" would delete them."""
+    guarded = RedisGuard(admin)
+    with holdfast.connect(server.url) as client, client.lock("job") as lease:
+        guarded.set("state:42", "paid", lease)
+        guarded.execute("HSET", "items:42", "tea", "6", lease=lease)
+    code, found = findings(capsys, server.url)
+    assert code == 0
+    assert level_of(found, "keys") == OK
+
+
+def test_what_is_no_redis_at_all_is_no_answer(proxy: Proxy, capsys: pytest.CaptureFixture[str]) -> None:
+    proxy.on("*", instead(b"ERROR\r\n"), times=500)  # as memcached says to a command that it does not know
+    code, out, err = call(capsys, "doctor", proxy.url)
+    assert (code, out) == (69, "")
+    assert "it sent something that is no reply of Redis. Check host and port" in err
+
+
+def test_two_servers_are_one_too_many(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = call(capsys, "doctor", "redis://h1", "--url", "redis://h2")
+    assert code == 64
+    assert err.endswith("Error: two servers were named: give the URL once\n")
 
 
 def test_a_server_that_is_too_old_is_a_danger(proxy: Proxy, capsys: pytest.CaptureFixture[str]) -> None:

@@ -43,6 +43,18 @@ def test_who_suggests_the_whole_key(shop: holdfast.Client, capsys: pytest.Captur
     assert call(capsys, "who", "nightly")[2] == f"{free}\n", "a lock that was released is in no list"
 
 
+def test_watch_suggests_the_whole_key_at_its_first_look(
+    shop: holdfast.Client, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with shop.lock("nightly", label="report"):
+        code, out, err = call(capsys, "watch", "nightly", "--interval", "0.1", "--for", "0.5")
+    assert code == 0
+    assert "it is free" in out
+    (but,) = err.splitlines()
+    assert but.startswith("holdfast: but 'shop:nightly' is held by report @ ")
+    assert but.endswith(": holdfast watch shop:nightly")
+
+
 def test_break_suggests_what_is_held(shop: holdfast.Client, capsys: pytest.CaptureFixture[str]) -> None:
     with shop.lock("a job"):
         code, out, err = call(capsys, "break", "a job", "--reason", "why", "--yes")

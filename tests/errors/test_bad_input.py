@@ -316,3 +316,14 @@ def test_a_lock_without_a_name_is_refused_and_one_on_several_is_not(face: Any) -
         face.lock()
     with face.lock("a", "b") as lease:
         assert set(lease.fences) == {"a", "b"}
+
+
+def test_a_ttl_in_the_place_of_a_name(connect: Any, url: str) -> None:
+    """As redis-py takes it: ``lock("x", 10)``."""
+    with pytest.raises(holdfast.InvalidName, match="a name is a str, not int; for a ttl or a wait write ttl= or wait="):
+        connect(url).lock("x", 10)
+
+
+def test_renew_is_true_or_false(connect: Any, url: str) -> None:
+    with pytest.raises(holdfast.InvalidConfig, match="renew='no': give True or False"):
+        connect(url).lock("x", renew="no")

@@ -60,7 +60,7 @@ def blocks_of(page: Path) -> list[str]:
 
 
 @contextmanager
-def serve(code: str, directory: Path) -> Iterator[httpx.Client]:
+def serve(code: str, directory: Path, path: str = "/orders/0/pay") -> Iterator[httpx.Client]:
     """The service that a program is, under uvicorn."""
     (directory / "shop.py").write_text(code)
     port = free_port()
@@ -68,15 +68,15 @@ def serve(code: str, directory: Path) -> Iterator[httpx.Client]:
     with subprocess.Popen([*command, "--log-level", "warning"], stdout=subprocess.PIPE) as process:
         try:
             with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30.0) as client:
-                eventually(lambda: _answers(client), 30.0, "the service is up")
+                eventually(lambda: _answers(client, path), 30.0, "the service is up")
                 yield client
         finally:
             process.terminate()
 
 
-def _answers(client: httpx.Client) -> bool:
+def _answers(client: httpx.Client, path: str) -> bool:
     try:
-        return client.post("/orders/0/pay").status_code == 200
+        return client.post(path).status_code == 200
     except httpx.TransportError:
         return False
 
@@ -150,18 +150,18 @@ def test_a_handler_whose_lease_is_lost_is_cancelled(service: httpx.Client, morta
 def test_the_short_form_answers_409_503_and_500(page: str, mortal: Server, tmp_path: Path) -> None:
     """The work of the README's handler is a comment; here it ends when its key is gone."""
     (code,) = (block for block in blocks_of(ROOT / page) if "FastAPI" in block)
-    work = "        while order == 7:\n            await asyncio.sleep(0.1)\n        return"
+    work = "        while day == 'bad':\n            await asyncio.sleep(0.1)\n        return"
     assert code.count("        return {") == 1
     code = "import asyncio\n" + code.replace("local://", mortal.url).replace("        return", work)
-    with serve(code, tmp_path) as service, mortal.client() as admin:
-        assert service.post("/orders/1/pay").json()["fence"] > 0
-        with holdfast.connect(mortal.url) as other, other.lock("order:1"):
-            answer = service.post("/orders/1/pay")
+    with serve(code, tmp_path, "/reports/monday/refresh") as service, mortal.client() as admin:
+        assert service.post("/reports/monday/refresh").json()["fence"] > 0
+        with holdfast.connect(mortal.url) as other, other.lock("report:monday"):
+            answer = service.post("/reports/monday/refresh")
         assert (answer.status_code, answer.json()) == (409, {"detail": "AcquireTimeout"})
-        working = Background(lambda: service.post("/orders/7/pay"))
-        eventually(lambda: admin.exists("order:7") == 1, 10.0, "it works")
-        admin.delete("order:7")
+        working = Background(lambda: service.post("/reports/bad/refresh"))
+        eventually(lambda: admin.exists("report:bad") == 1, 10.0, "it works")
+        admin.delete("report:bad")
         answer = working.outcome()
         assert (answer.status_code, answer.json()) == (500, {"detail": "LeaseLost"})
         mortal.kill()
-        assert service.post("/orders/1/pay").status_code == 503
+        assert service.post("/reports/monday/refresh").status_code == 503

@@ -68,6 +68,7 @@ class Client(BaseClient):
             default of ``async with``, cancels its body and raises LeaseLost; "ignore" leaves the body alone.
         label: text of at most 64 characters, embedded in the token to identify the holder.
         cohort: how many times in a row waiters of this process may pass the lock on locally, at most the client's.
+        outage_wait: for this lock, instead of that of the client.
         """
         if len(names) > 1:
             return MultiLock(self._driver, *self._check_several(names, options), Lease)

@@ -66,6 +66,7 @@ class Client(BaseClient):
         on_lost: a callable that gets the lease, in a thread of its own, when the lease is lost.
         label: text of at most 64 characters, embedded in the token to identify the holder.
         cohort: how many times in a row waiters of this process may pass the lock on locally, at most the client's.
+        outage_wait: for this lock, instead of that of the client.
         """
         if len(names) > 1:
             return MultiLock(self._driver, *self._check_several(names, options), Lease)

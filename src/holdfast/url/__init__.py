@@ -156,7 +156,7 @@ def _locate_redis(scheme: str, place: str, options: list[str], shown: str) -> Lo
     return Location("redis", address, redis_url=redis_url)
 
 
-_UNREADABLE: Final = "its host or port cannot be read; percent-encode the password"
+_UNREADABLE: Final = "its host or port cannot be read; a port is 1 to 65535, and a password must be percent-encoded"
 
 
 def _locate_several(scheme: str, places: str, path: str, options: list[str], shown: str) -> Location:

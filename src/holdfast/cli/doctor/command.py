@@ -65,6 +65,8 @@ def doctor(
     if there is no answer.
     """
     output = Output(as_json=as_json)
+    if target and url:
+        raise click.UsageError("two servers were named: give the URL once", ctx)
     named = target or url or os.environ.get("HOLDFAST_URL") or "local://"
     try:
         location = locate(named)

@@ -56,7 +56,7 @@ def refused_by(failed: BaseException, *words: str | int) -> Refused | None:
     """The error reply that made a step of this command fail; None if there was no reply."""
     cause = failed.__cause__
     is_reply = cause is not None and type(cause).__module__.startswith("hiredis")
-    return Refused(str(cause), *words) if is_reply else None
+    return Refused(str(cause), *words) if is_reply and type(cause).__name__ == "ReplyError" else None
 
 
 def why(failed: StepFailed) -> str:

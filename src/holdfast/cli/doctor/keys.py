@@ -75,7 +75,7 @@ def look_through(found: Keys, server: Server, run: Run, timeout: float) -> None:
             found.note_unchecked(server, refused, 0)
             return
         keys = [key.decode(errors="replace") for key in raw]
-        mains = {key.partition(_MARK)[0] for key in keys} - found.names
+        mains = {key.partition(_MARK)[0] for key in keys if _part(key) != "guard"} - found.names  # that guards data
         found.names |= mains
         found.scanned += SCANNED
         _check(found, server, [*sorted(mains), *keys], run, timeout)

@@ -20,6 +20,9 @@ from holdfast.untrusted import MOST_CHARACTERS
 _RISK: Final = (
     "Its work is not stopped: it learns of the loss, and may go on until then. Stop that process first if you can."
 )
+_RISK_OF_FOREIGN: Final = (
+    "It may not learn of that. If the key is not a lock but the data of a program, these data are deleted."
+)
 
 
 @operator_command(short_help="Free a lock whose holder is stuck.")
@@ -67,7 +70,7 @@ def break_(
     if not reason and not asks:
         raise click.UsageError("say why with --reason: the holder and the history get it")
     if asks:
-        click.echo(f"{named(holder)} loses the lock. {_RISK}", err=True)
+        click.echo(f"{named(holder)} loses the lock. {_RISK if holder.host else _RISK_OF_FOREIGN}", err=True)
         reason = reason or click.prompt("Reason", err=True)
         if not click.confirm("Break it?", err=True):
             output.say("nothing was changed")

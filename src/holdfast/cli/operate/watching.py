@@ -19,6 +19,7 @@ from holdfast.blocking import Client
 from holdfast.cli import UNAVAILABLE
 from holdfast.cli import duration as duration_option
 from holdfast.cli.operate.common import Output, operator_command
+from holdfast.cli.operate.endings import suggest_in_use
 from holdfast.cli.operate.tables import clock_time, duration, named
 from holdfast.errors import Unavailable
 from holdfast.holder import Broken, Holder, LockInfo, Waiter
@@ -44,11 +45,12 @@ def watch(client: Client, output: Output, *, name: str, interval: float, lasts: 
     outage, looked_at = False, time.monotonic()
     while True:
         events: list[Event] = []
+        first = known is None
         try:
             info, entries = client.inspect(name), client.history(name)
             breaks = [entry for entry in entries if known is not None and (entry.at, entry.fence) not in known]
             events += changes(before, info, time.monotonic() - looked_at, breaks)
-            if known is None and info is None:
+            if first and info is None:
                 events.append(("free", {}, "it is free"))
             before, known, outage = info, {(entry.at, entry.fence) for entry in entries}, False
             looked_at = time.monotonic()
@@ -62,6 +64,8 @@ def watch(client: Client, output: Output, *, name: str, interval: float, lasts: 
             else:
                 line = Text.assemble((clock_time(time.time())[11:], "dim"), "  ", (f"{kind:8}", _STYLES.get(kind, "")))
                 console.print(line.append(f"  {sentence}"))
+        if first and not outage and before is None:
+            suggest_in_use(client, output, name, "holdfast watch {}")
         if until is not None and time.monotonic() >= until:
             return UNAVAILABLE if outage else 0
         time.sleep(interval if until is None else max(0.0, min(interval, until - time.monotonic())))

@@ -126,8 +126,8 @@ def _check(what: str, directory: str, found: os.stat_result) -> None:
     if stat.S_IMODE(found.st_mode) & 0o777 != 0o700:
         raise InvalidConfig(
             what,
-            f"its mode is {stat.S_IMODE(found.st_mode):03o}, and it must be yours alone; see what is there, "
-            f"then chmod 700 {directory}",
+            f"its mode is {stat.S_IMODE(found.st_mode):03o}, and it must be yours alone; name a directory in it, as in "
+            f"local://{directory.rstrip('/')}/locks, or chmod 700 it if nothing else uses it",
         )
 
 
