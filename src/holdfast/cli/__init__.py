@@ -151,9 +151,9 @@ def duration(least: float = 0.0) -> Callable[[click.Context, click.Parameter, st
 def main() -> None:
     """Distributed locks from the shell.
 
-    Name a server with --url or HOLDFAST_URL. Without one, locks only work between processes of this machine: local://
-    is an embedded server, which all programs of your user share. local:///DIR is one in a directory of yours, such as
-    local:///tmp/my-tests, which only programs that name DIR share.
+    Name a server with --url, after the command, or with HOLDFAST_URL. Without one, locks only work between processes
+    of this machine: local:// is an embedded server, which all programs of your user share. local:///DIR is one in a
+    directory of yours, such as local:///tmp/my-tests, which only programs that name DIR share.
 
     If your programs connect with a namespace, put it into the URL: redis://host:6379/0?namespace=shop%3A
 
