@@ -124,7 +124,7 @@ _OWNERSHIP: Final[dict[str, Mistake]] = {
             "        freed, _, resent, _ = yield from until_answered(",
             """        look = Step("look", hold.keys.shared, (hold.token,))
         if not (yield from until_answered(lambda: look, hold.options))[0]:
-            raise LeaseLost(hold.name, hold.fence, LOSS_REASON[0])
+            raise hold.lost_error(LOSS_REASON[0])
         freed, _, resent, _ = yield from until_answered(""",
         ),
     ),
