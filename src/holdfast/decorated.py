@@ -207,6 +207,14 @@ def refuse_result(fn: Any, key: object) -> None:
         )
 
 
+def refuse_skipped(value: Any, key: str) -> Any:
+    """The value to store under a key; InvalidConfig if the call that should make it was skipped."""
+    if value is SKIPPED:
+        problem = "the call that computes it was skipped, and that would be stored. Give @exclusive busy='wait'"
+        raise InvalidConfig(f"the value of {key!r:.60}", problem)
+    return value
+
+
 def finished(result: Any, call: str) -> Any:
     """The result of a function; InvalidConfig if its work is not done yet."""
     if inspect.iscoroutine(result):

@@ -27,6 +27,7 @@ done in a process pool; ``args`` are JSON, because a task queue may send them as
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 from holdfast.holder import Holder
@@ -96,15 +97,22 @@ class HoldfastError(Exception):
 def _rebuild(cls: type[HoldfastError], args: tuple[Any, ...], facts: dict[str, Any]) -> HoldfastError:
     error = cls.__new__(cls)
     error.args = args
+    if "name" in facts and not issubclass(cls, InvalidName):
+        error.__dict__["key"] = facts["name"]  # of an error that an older version pickled
     error.__dict__.update(facts)
     return error
+
+
+def _unless_same(key: str, name: str) -> tuple[str, ...]:
+    """The last of ``args``: the key, unless it is the name, so that older versions can read most errors."""
+    return (key,) if key and key != name else ()
 
 
 class NotAcquired(HoldfastError):
     """The lock was not obtained."""
 
     def __init__(self, name: str, reason: str = "another holder has it", key: str = "") -> None:
-        super().__init__(name, reason, key or name)
+        super().__init__(name, reason, *_unless_same(key, name))
         self.name = name
         self.reason = reason
         self.key = key or name
@@ -130,13 +138,15 @@ class AcquireTimeout(NotAcquired, TimeoutError):
         refused: str = "",
         key: str = "",
     ) -> None:
-        holder = Holder(**holder) if isinstance(holder, Mapping) else holder
+        if isinstance(holder, Mapping):
+            known = {field.name for field in fields(Holder)}  # a later version may add some
+            holder = Holder(**{name: value for name, value in holder.items() if name in known})
         super().__init__(name, reason or why_busy(holder, refused), key)
         self.waited = waited
         self.holder = holder
         self.refused = refused or name  # of several names, the one that was refused
         facts = None if holder is None else holder.as_json()
-        self.args = name, waited, self.reason, facts, self.refused, self.key
+        self.args = name, waited, self.reason, facts, self.refused, *_unless_same(key, name)
 
     def _message(self) -> str:
         waited = f"within {rounded(self.waited)} s" if self.waited else "at the first try"
@@ -172,7 +182,7 @@ class LeaseLost(HoldfastError):
     """The lease ended before its holder released it. Another holder may have run at the same time."""
 
     def __init__(self, name: str, fence: int | None, reason: str, key: str = "") -> None:
-        super().__init__(name, fence, reason, key or name)
+        super().__init__(name, fence, reason, *_unless_same(key, name))
         self.name = name
         self.fence = fence
         self.reason = reason
@@ -192,7 +202,7 @@ class NotHeld(HoldfastError, RuntimeError):
 
     def __init__(self, name: str, reason: str = "", key: str = "") -> None:
         reason = reason or "is not held through this object: acquire it first, and release it once"
-        super().__init__(name, reason, key or name)
+        super().__init__(name, reason, *_unless_same(key, name))
         self.name = name
         self.reason = reason
         self.key = key or name
@@ -209,7 +219,7 @@ class OverRelease(NotHeld, ValueError):
         self.reason = reason
         self.held = held
         self.released = released
-        self.args = name, reason, held, released, self.key
+        self.args = name, reason, held, released, *_unless_same(key, name)
 
     def _message(self) -> str:
         if self.reason:
@@ -226,7 +236,7 @@ class ComputeFailed(HoldfastError):
     """Another caller computed this value for all callers, and failed. ``kind`` names the type of its exception."""
 
     def __init__(self, name: str, kind: str, message: str, key: str = "") -> None:
-        super().__init__(name, kind, message, key or name)
+        super().__init__(name, kind, message, *_unless_same(key, name))
         self.name = name
         self.kind = kind
         self.message = message
@@ -241,7 +251,7 @@ class ComputeTimeout(HoldfastError, TimeoutError):
     """Another caller was still computing the value when the wait was over."""
 
     def __init__(self, name: str, waited: float, key: str = "") -> None:
-        super().__init__(name, waited, key or name)
+        super().__init__(name, waited, *_unless_same(key, name))
         self.name = name
         self.waited = waited
         self.key = key or name
@@ -258,7 +268,7 @@ class StaleFence(HoldfastError):
     """A write was refused, because a later holder has written there. ``stored`` is the fence of that holder."""
 
     def __init__(self, name: str, fence: int, stored: int | None, resource: str, key: str = "") -> None:
-        super().__init__(name, fence, stored, resource, key or name)
+        super().__init__(name, fence, stored, resource, *_unless_same(key, name))
         self.name = name
         self.fence = fence
         self.stored = stored
@@ -279,7 +289,7 @@ class OutcomeUnknown(HoldfastError):
     """A request was sent, and no reply says what it did: it may or may not have taken effect."""
 
     def __init__(self, name: str, action: str, advice: str, key: str = "") -> None:
-        super().__init__(name, action, advice, key or name)
+        super().__init__(name, action, advice, *_unless_same(key, name))
         self.name = name
         self.action = action
         self.advice = advice

@@ -92,6 +92,10 @@ class Broken:
     fence: int | None  # after the break: greater than the holder's, lower than that of all later holders
     key: str = ""  # the name with its namespace
 
+    def __post_init__(self) -> None:
+        if not self.key:
+            object.__setattr__(self, "key", self.name)
+
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
 

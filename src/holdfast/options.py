@@ -12,7 +12,7 @@ from typing import Any, Final, Generic, TypeAlias, TypedDict, TypeVar
 
 from holdfast.errors import InvalidConfig, rounded, shown
 from holdfast.names import check_namespace
-from holdfast.translations import OF_CLIENTS, OF_LOCKS, unknown_options
+from holdfast.translations import OF_ACQUIRE, OF_CLIENTS, OF_LOCKS, unknown_options
 from holdfast.untrusted import MOST_CHARACTERS
 
 SHORTEST_TTL: Final = 0.01
@@ -135,14 +135,18 @@ def drift(ttl: float) -> float:
 
 def seconds(what: str, value: Any, *, least: float = 0.0, most: float = LONGEST) -> float:
     """A finite number of seconds within limits, also of a timedelta."""
-    if isinstance(value, timedelta):
-        value = value.total_seconds()
+    value = as_seconds(value)
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise InvalidConfig(f"{what}={shown(value)}", "give a number of seconds, or a timedelta")
     if not least <= value <= most:  # NaN compares false
         limit = f"at most {rounded(most)}" if value > most else f"at least {rounded(least)}"
         raise InvalidConfig(f"{what}={shown(value)}", f"give {limit} seconds")
     return float(value)
+
+
+def as_seconds(value: Any) -> Any:
+    """The seconds of a timedelta; anything else as it is."""
+    return value.total_seconds() if isinstance(value, timedelta) else value
 
 
 def seconds_or_forever(what: str, value: Any) -> float | None:
@@ -266,6 +270,14 @@ def client_options(
     )
 
 
+def with_fixed(subject: str, given: Mapping[str, Any], **fixed: Any) -> dict[str, Any]:
+    """The options of a lock, some of which are ``fixed``: for the caller these do not exist."""
+    if unknown := {name: value for name, value in given.items() if name in fixed}:
+        known = [name for name in keywords_of(lock_options) if name not in fixed]
+        raise unknown_options(subject, unknown, known)
+    return {**given, **fixed}
+
+
 def refuse_unknown(options: Mapping[str, Any]) -> None:
     """Raise UnknownOption if ``connect`` does not have one of these options."""
     known = ClientKeywords.__annotations__
@@ -294,7 +306,7 @@ def patience(
     """
     if unknown:
         known = ["blocking", "timeout", *keywords_of(patience)]
-        raise unknown_options("acquire()", unknown, known, {**OF_LOCKS, **OF_CLIENTS})
+        raise unknown_options("acquire()", unknown, known, OF_ACQUIRE)
     if wait is not OF_LOCK:
         if not blocking or timeout != -1:
             raise InvalidConfig(f"acquire(wait={shown(wait)}) with blocking or timeout", "give wait alone")
@@ -303,12 +315,11 @@ def patience(
         return own if blocking else 0.0
     if not blocking:
         raise InvalidConfig(f"acquire(blocking=False, timeout={shown(timeout)})", "give one of the two")
-    if isinstance(timeout, timedelta):
-        timeout = timeout.total_seconds()
-    if not timeout >= 0:
+    limit: float = as_seconds(timeout)
+    if not limit >= 0:
         raise InvalidConfig(
-            f"acquire(timeout={shown(timeout)})", "give at least 0 seconds, or -1 for the lock's own wait"
+            f"acquire(timeout={shown(limit)})", "give at least 0 seconds, or -1 for the lock's own wait"
         )
-    if timeout > threading.TIMEOUT_MAX:
-        raise OverflowError(f"timeout={shown(timeout)} is more than threading.TIMEOUT_MAX")
-    return float(timeout)
+    if limit > threading.TIMEOUT_MAX:
+        raise OverflowError(f"timeout={shown(limit)} is more than threading.TIMEOUT_MAX")
+    return float(limit)

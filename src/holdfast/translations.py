@@ -41,7 +41,7 @@ OF_LOCKS: Final[Mapping[str, str]] = {
     "expire": "for {0} write ttl={1}, and renew=False if the lease must not be renewed",
     "auto_renewal": "for {0} write renew={1}",
     "id": "for {0} write label=, which names the holder, or pass the lock on with lease.hand_over()",
-    "strict": "leave out {0}",
+    **dict.fromkeys(("strict", "loop", "run_in_executor", "executor"), "leave out {0}"),
     "signal_expire": _NO_POLLING,
     # pottery
     "key": _NAME_FIRST,
@@ -69,6 +69,13 @@ OF_LOCKS: Final[Mapping[str, str]] = {
     **dict.fromkeys(("namespace", "replicas", "fence_retention", "fence_floor", "on_event"), "give {0} to connect()"),
 }
 IN_URLS: Final = dict.fromkeys(("ttl", "wait", "renew", "max_hold", "label"), "give {0} to lock()")
+OF_ACQUIRE: Final[Mapping[str, str]] = {
+    **OF_LOCKS,
+    **IN_URLS,
+    **dict.fromkeys(
+        ("leaseTime", "expire", "lifetime", "auto_release_time"), "for {0} give ttl={1}, renew=False to lock()"
+    ),
+}
 OF_CLIENTS: Final[Mapping[str, str]] = {
     **IN_URLS,
     "url": "pass the URL first",

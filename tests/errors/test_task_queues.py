@@ -63,3 +63,42 @@ def test_what_a_skipped_task_returns() -> None:
     assert pickle.loads(pickle.dumps(holdfast.SKIPPED)) is holdfast.SKIPPED
     assert not holdfast.SKIPPED
     assert repr(holdfast.SKIPPED) == str(holdfast.SKIPPED) == "holdfast.SKIPPED"
+
+
+@pytest.mark.parametrize("name", ["LeaseLost", "NotHeld", "OutcomeUnknown", "ComputeTimeout"])
+def test_an_error_that_an_older_version_pickled_can_be_shown(name: str) -> None:
+    """It has no key: half of a fleet may not have it yet."""
+    arguments: dict[str, tuple[Any, ...]] = {
+        "LeaseLost": ("x", 3, "its key was deleted"),
+        "NotHeld": ("x",),
+        "OutcomeUnknown": ("x", "a release", "look"),
+        "ComputeTimeout": ("x", 1.0),
+    }
+    error = getattr(holdfast, name)(*arguments[name])
+    rebuild, (cls, args, facts) = error.__reduce__()
+    del facts["key"]
+    again = rebuild(cls, args, facts)
+    assert str(again) == str(getattr(holdfast, name)(*arguments[name]))
+    assert again.key == "x"
+
+
+def test_a_holder_from_a_later_version() -> None:
+    facts = {"host": "web1", "pid": 7, "of_a_later_version": True}
+    error = holdfast.AcquireTimeout("x", 1.0, "", facts)
+    assert error.holder is not None
+    assert (error.holder.host, error.holder.pid) == ("web1", 7)
+
+
+def test_without_a_namespace_args_are_those_of_older_versions() -> None:
+    assert holdfast.LeaseLost("x", 3, "why").args == ("x", 3, "why")
+    assert holdfast.LeaseLost("x", 3, "why", key="x").args == ("x", 3, "why")
+    assert holdfast.LeaseLost("x", 3, "why", key="shop:x").args == ("x", 3, "why", "shop:x")
+
+
+def test_a_skipped_call_is_not_cached(url: str) -> None:
+    """As text it would be stored for a whole ttl, and true."""
+    with holdfast.connect(url) as client, holdfast.connect(url) as other:
+        report = client.cached("report", ttl=60)(client.exclusive("job", busy="skip")(lambda: {"rows": 1}))
+        with other.lock("job"), pytest.raises(holdfast.InvalidConfig, match="value of 'report'.*was skipped"):
+            report()
+        assert report() == {"rows": 1}

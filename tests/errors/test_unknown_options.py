@@ -129,3 +129,15 @@ def test_the_names_of_locks_are_not_those_of_cached_values() -> None:
         "max_compute, wait, serializer"
     )
     assert "did you mean stale=?" in refused(lambda **given: CLIENT.get_or_compute("x", int, **given), stalee={1})
+
+
+def test_what_a_call_fixes_is_no_option_of_it() -> None:
+    with pytest.raises(holdfast.UnknownOption, match="cohort=1: an election has no such option; its options are"):
+        CLIENT.election("x", cohort=1)
+    with pytest.raises(holdfast.UnknownOption, match=r"wait=3: adopt\(\) has no such option; its options are"):
+        CLIENT.adopt("a ticket", wait=3)
+
+
+def test_a_ttl_for_acquire_belongs_to_the_lock() -> None:
+    message = "leaseTime=10: acquire() has no such option; for leaseTime= give ttl=10, renew=False to lock()"
+    assert refused(CLIENT.lock("x").acquire, leaseTime=10) == message

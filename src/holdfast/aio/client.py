@@ -14,7 +14,16 @@ from holdfast.aio.inspection import Locks
 from holdfast.aio.latch import Latch
 from holdfast.aio.leases import Lease, Permit, RecipeLease, RLease, WriteLease
 from holdfast.aio.locks import Lock, MultiLock, ReadLock, Recipe, RLock, RWLock, Semaphore, WriteLock
-from holdfast.decorated import SKIPPED, CacheKeywords, Skipped, exclusive_wait, holding, refuse_bare, refuse_result
+from holdfast.decorated import (
+    SKIPPED,
+    CacheKeywords,
+    Skipped,
+    exclusive_wait,
+    holding,
+    refuse_bare,
+    refuse_result,
+    refuse_skipped,
+)
 from holdfast.drivers.aio import Driver
 from holdfast.errors import AcquireTimeout
 from holdfast.face import FENCED, BaseClient, fenced_options, policy_of
@@ -27,6 +36,7 @@ from holdfast.options import (
     checked_label,
     lock_options,
     whole,
+    with_fixed,
     with_options_of,
 )
 from holdfast.protocol.cache.entry import Entry, Policy
@@ -111,7 +121,8 @@ class Client(BaseClient):
         if computation.hold is None:
             return computation.read()
         try:
-            data = computation.pack(await finished(fn(), f"get_or_compute({entry.key!r})"))
+            value = refuse_skipped(await finished(fn(), f"get_or_compute({entry.key!r})"), entry.key)
+            data = computation.pack(value)
         except GeneratorExit:  # aio only: the event loop was closed, and nothing can be awaited any more
             raise
         except BaseException as error:
@@ -276,7 +287,7 @@ class Client(BaseClient):
         to campaign. ``max_hold``: the longest term. ``label``: what other programs see of the leader.
         """
         self._driver.require("election")
-        return Election(self._driver, self.lock(name, wait=wait, cohort=0, **options))
+        return Election(self._driver, self.lock(name, wait=wait, **with_fixed("an election", options, cohort=0)))
 
     @with_options_of(lock_options, without=("wait", "cohort"))
     async def adopt(self, ticket: str, **options: Unpack[HoldKeywords[OnLost[Lease]]]) -> Lease:
@@ -286,7 +297,7 @@ class Client(BaseClient):
         fence of each; for an rlock, a lease that the caller may acquire again. NotAcquired if the ticket was adopted
         before or has expired. The options are those of ``lock``.
         """
-        offer, lock = self._check_ticket(ticket, dict(wait=None, cohort=0, **options))
+        offer, lock = self._check_ticket(ticket, with_fixed("adopt()", options, wait=None, cohort=0))
         lease: Lease = await self._driver.run(adopt(lock, offer))
         return lease
 

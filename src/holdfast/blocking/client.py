@@ -15,7 +15,16 @@ from holdfast.blocking.inspection import Locks
 from holdfast.blocking.latch import Latch
 from holdfast.blocking.leases import Lease, Permit, RecipeLease, RLease, WriteLease
 from holdfast.blocking.locks import Lock, MultiLock, ReadLock, Recipe, RLock, RWLock, Semaphore, WriteLock
-from holdfast.decorated import SKIPPED, CacheKeywords, Skipped, exclusive_wait, holding, refuse_bare, refuse_result
+from holdfast.decorated import (
+    SKIPPED,
+    CacheKeywords,
+    Skipped,
+    exclusive_wait,
+    holding,
+    refuse_bare,
+    refuse_result,
+    refuse_skipped,
+)
 from holdfast.drivers.blocking import Driver
 from holdfast.errors import AcquireTimeout
 from holdfast.face import FENCED, BaseClient, fenced_options, policy_of
@@ -28,6 +37,7 @@ from holdfast.options import (
     checked_label,
     lock_options,
     whole,
+    with_fixed,
     with_options_of,
 )
 from holdfast.protocol.cache.entry import Entry, Policy
@@ -97,7 +107,8 @@ class Client(BaseClient):
         if computation.hold is None:
             return computation.read()
         try:
-            data = computation.pack(finished(fn(), f"get_or_compute({entry.key!r})"))
+            value = refuse_skipped(finished(fn(), f"get_or_compute({entry.key!r})"), entry.key)
+            data = computation.pack(value)
         except BaseException as error:
             if not self._driver.run(computation.fail(error)):
                 del computation  # else there is a reference cycle: computation, error, traceback, this frame
@@ -260,7 +271,7 @@ class Client(BaseClient):
         to campaign. ``max_hold``: the longest term. ``label``: what other programs see of the leader.
         """
         self._driver.require("election")
-        return Election(self._driver, self.lock(name, wait=wait, cohort=0, **options))
+        return Election(self._driver, self.lock(name, wait=wait, **with_fixed("an election", options, cohort=0)))
 
     @with_options_of(lock_options, without=("wait", "cohort"))
     def adopt(self, ticket: str, **options: Unpack[HoldKeywords[OnLost[Lease]]]) -> Lease:
@@ -270,7 +281,7 @@ class Client(BaseClient):
         fence of each; for an rlock, a lease that the caller may acquire again. NotAcquired if the ticket was adopted
         before or has expired. The options are those of ``lock``.
         """
-        offer, lock = self._check_ticket(ticket, dict(wait=None, cohort=0, **options))
+        offer, lock = self._check_ticket(ticket, with_fixed("adopt()", options, wait=None, cohort=0))
         lease: Lease = self._driver.run(adopt(lock, offer))
         return lease
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from holdfast.drivers.blocking import Driver
 from holdfast.lease import BaseLease
-from holdfast.options import Seconds, seconds, seconds_or_forever
+from holdfast.options import Seconds, as_seconds, seconds
 from holdfast.protocol.kinds.handover import hand_over
 from holdfast.protocol.kinds.rlock import ReentrantLease, hand_over_level, release_level
 from holdfast.protocol.kinds.rwlock import BaseWriteLease, downgrade_lease
@@ -25,7 +25,7 @@ class Lost(BaseLost):
 
     def wait(self, timeout: Seconds | None = None) -> bool:
         """True once the lease is lost; False after ``timeout`` seconds (None: wait forever)."""
-        return self._driver.run(wait_until_lost(self._hold, seconds_or_forever("timeout", timeout)))
+        return self._driver.run(wait_until_lost(self._hold, as_seconds(timeout)))
 
 
 class Lease(BaseLease):

@@ -42,8 +42,8 @@ def described(hold: Hold) -> dict[str, Any]:
     """The fields that every event of this hold has."""
     mode = {"any": "read", "all": "write"}.get(hold.mode, "")
     return {
-        "name": ", ".join(hold.names),
-        "key": ", ".join(keys.key for keys in hold.all_keys()),
+        "name": hold.name,
+        "key": hold.key,
         "kind": hold.kind,
         "mode": mode,
         "label": hold.options.label,

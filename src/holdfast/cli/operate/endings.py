@@ -27,7 +27,8 @@ def suggest_in_use(client: Client, output: Output, name: str, command: str, *, h
     def choose(found: Endings) -> dict[str, str]:
         return {info.key: _use(info) for info in found.in_use if info.holders or not held}
 
-    _suggest(client, output, name, command, choose)
+    pattern = "" if client._namespace else f"holdfast ls {shlex.quote(f'*{name}')}"  # else it lists the namespace only
+    _suggest(client, output, name, command, choose, listing=pattern)
 
 
 def suggest_broken(client: Client, output: Output, name: str, command: str) -> None:
@@ -43,19 +44,24 @@ def _use(info: LockInfo) -> str:
 
 
 def _suggest(
-    client: Client, output: Output, name: str, command: str, choose: Callable[[Endings], dict[str, str]]
+    client: Client,
+    output: Output,
+    name: str,
+    command: str,
+    choose: Callable[[Endings], dict[str, str]],
+    *,
+    listing: str = "",
 ) -> None:
     found = client._driver.run(find_endings(name))
     facts = choose(found)
     facts.pop(whole_key(client, name), None)  # it was asked for
     for key, fact in list(facts.items())[:_SHOWN]:
         output.say(f"but {key!r} {fact}: {_how(key, client._namespace, command)}")
-    pattern = shlex.quote(f"*{name}")
     if len(facts) > _SHOWN:
-        output.say(f"and {len(facts) - _SHOWN} more: holdfast ls {pattern}")
-    if not found.complete:
-        seen = f"stopped after {found.scanned:,} keys"
-        output.say(f"the search for keys that end in {name!r} {seen}: holdfast ls {pattern} looks through all")
+        output.say(f"and {len(facts) - _SHOWN} more" + (f": {listing}" if listing else ""))
+    if not found.complete and found.allowed:
+        rest = f": {listing} looks through all" if listing else ""
+        output.say(f"the search for keys that end in {name!r} stopped after {found.scanned:,} keys{rest}")
     if note := note_on(client):
         output.say(note)
 
@@ -64,4 +70,7 @@ def _how(key: str, namespace: str, command: str) -> str:
     """The command for this key, where the client puts its namespace in front of each name."""
     if not key.startswith(namespace):
         return f"to reach it, leave namespace={namespace!r} out of the URL"
-    return command.format(shlex.quote(key.removeprefix(namespace)))
+    name = key.removeprefix(namespace)
+    if name.startswith("-"):
+        return f"put -- before it, behind all options: {command.format('...')}"
+    return command.format(shlex.quote(name))

@@ -31,6 +31,7 @@ class Endings:
     broken: list[str] = field(default_factory=list)  # keys of locks with a history; none on etcd
     scanned: int = 0
     complete: bool = False
+    allowed: bool = True  # this user may look for keys
 
 
 def find_endings(name: str, most_keys: int = MOST_KEYS, longest: float = LONGEST) -> Effects[Endings]:
@@ -54,8 +55,9 @@ def find_endings(name: str, most_keys: int = MOST_KEYS, longest: float = LONGEST
                 break
         found.broken = _sorted(broken, name)
         yield from _read(found, _sorted(used, name), until)
-    except StepFailed:
+    except StepFailed as failed:
         found.complete = False
+        found.allowed = not failed.answered
     return found
 
 
@@ -78,5 +80,7 @@ def _read(found: Endings, keys: list[str], until: float) -> Effects[None]:
         replies = yield from call_each([inspect_step(lock) for lock in locks], left)
         for lock, reply in zip(locks, replies, strict=True):
             if isinstance(reply, StepFailed):
-                raise reply
+                if not reply.answered:
+                    raise reply
+                continue  # this user may not read that lock
             found.in_use += [seen.info() for seen in seen_in(lock, reply)]

@@ -98,6 +98,9 @@ def leader(cluster: Cluster) -> Findings:
         named = " and ".join(sorted(cluster.name_of(each) for each in leaders))
         advice = "run holdfast doctor again; if it stays so, the members do not reach each other"
         yield Finding("leader", WARNING, f"the members name different leaders: {named}", advice)
+    elif gone := [member for member in cluster.voters if member.id in leaders and member.look.why]:
+        message = f"{_names(gone)} leads and does not answer: no lock works until the others have chosen another leader"
+        yield Finding("leader", WARNING, message, "run holdfast doctor again in a few seconds")
     elif cut_off:
         leads = f"{cluster.name_of(*leaders)} leads"
         message = f"{leads}, but there is no leader for {_names(cut_off)}, so no lock works there"

@@ -26,7 +26,7 @@ from holdfast.protocol.intents.maintenance import (
 )
 from holdfast.protocol.intents.requests import ask
 from holdfast.untrusted import shown
-from holdfast.url import Location
+from holdfast.url import Location, locate
 
 MEMBER_TIMEOUT: Final = 2.0  # seconds
 _LONGEST_NAME: Final = 64
@@ -109,7 +109,7 @@ def url_of(location: Location, address: str, *, with_user: bool) -> str:
 
 def _member(entry: Entry, looks: list[Look], location: Location) -> Member:
     """A member of the list, asked at the address that the URL has for it, or that it announces."""
-    addresses = [urlsplit(url).netloc for url in entry.addresses]
+    addresses = list(filter(None, map(_place, entry.addresses)))
     look = next((look for look in looks if look.listed is not None and look.listed.answered_by == entry.id), None)
     named = look is not None
     if look is None:
@@ -122,8 +122,18 @@ def _member(entry: Entry, looks: list[Look], location: Location) -> Member:
     return Member(entry.id, text, look, voter=not entry.learner, named=named)
 
 
+def _place(url: str) -> str:
+    """Host and port of an address that a member announces; empty if there is none that can be used."""
+    try:
+        place = urlsplit(url).netloc
+        locate(f"etcd://{place}")
+    except ValueError:  # InvalidConfig is one, too
+        return ""
+    return place
+
+
 def _announced(entry: Entry, addresses: list[str], location: Location) -> Look:
-    look = Look("", failed=_failure("it announces no address for clients"))
+    look = Look("", failed=_failure("it announces no address that clients can use"))
     for address in addresses:
         look = _look(address, location)
         if look.listed is not None and look.listed.answered_by != entry.id:

@@ -90,8 +90,9 @@ def _may(run: Any, program: Program) -> bool:
 def _denied(run: Any, missing: list[str], prefix: str, user: str) -> tuple[str, str]:
     """What this user may not do, and the line that allows it."""
     keys = f"all keys that start with {prefix!r}" if prefix else "all keys"
-    roles = run(ask(ReadRoles(user)))
-    line = grant_line(roles[0], prefix) if roles else " && ".join(_new_role(user, prefix))
+    # Another role may belong to other users, who must not get the permission. A role that exists is no obstacle.
+    lines = [grant_line(ROLE, prefix)] if ROLE in run(ask(ReadRoles(user))) else _new_role(user, prefix)
+    line = "; ".join(lines)
     hint = "give the prefix of your lock names with --prefix, or run: " if not prefix else ""
     return f"user {user!r} may not {' and '.join(missing)} {keys}", f"{hint}{line}"
 
